@@ -6,6 +6,7 @@ term, become a forced prefix, and the rest is translated again.
 """
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -127,15 +128,22 @@ class Glossary:
                 remaining[each.sentence].remove(each.term)
         return result
 
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """Any term as whole words; of terms that overlap, the longest."""
+        longest_first = sorted(self.terms, key=len, reverse=True)
+        any_term = "|".join(map(re.escape, longest_first))
+        return re.compile(rf"(?<!\w)(?:{any_term})(?!\w)", re.IGNORECASE)
+
+    @functools.cached_property
+    def _translations(self) -> dict[str, str]:
+        return {source.casefold(): target for source, target in self.terms.items()}
+
     def _terms_in(self, sentence: str) -> list[_Term]:
         """Returns the terms of a source sentence; of terms that overlap, the longest."""
-        longest_first = sorted(self.terms, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first))
-        translations = {source.casefold(): target for source, target in self.terms.items()}
-
         terms = []
-        for match in re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", sentence, re.IGNORECASE):
-            target = translations.get(match[0].casefold())
+        for match in self._pattern.finditer(sentence):
+            target = self._translations.get(match[0].casefold())
             if target is not None:
                 start = len(split_spaces(sentence[: match.start()] + "x")) - 1
                 length = len(split_spaces(match[0]))

@@ -6,13 +6,20 @@ a class of transformers whose names begin with ``decoder.``.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from jaxformer.interop.huggingface.foreign_layout import ANY, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import (
+    ANY,
+    Layout,
+    Tensor,
+    affine,
+    layer_norm,
+    sizes_of,
+)
 from jaxformer.interop.huggingface.layouts import gpt2
 from jaxformer.interop.huggingface.layouts.bert import ENCODER_FIELDS
 from jaxformer.interop.huggingface.layouts.encoder_decoder import layer_tensors
@@ -25,6 +32,12 @@ from jaxformer.interop.huggingface.layouts.pairs import stack_tensors
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.array_encoder_decoder import ArrayDecoderArchitecture
 
+# Masks, and numbers of positions, which transformers 4 saved.
+DECODER_BUFFERS = (
+    r"decoder\.transformer\.h\.\d+\.(cross)?attn\.(masked_)?bias"
+    r"|decoder\.transformer\.h\.\d+\.crossattention\.(masked_)?bias"
+    r"|decoder\.(bert|roberta)\.embeddings\.(position|token_type)_ids"
+)
 # The first rows of positions, which no token has: fairseq counts from its padding.
 _FIRST_POSITION = 2
 _CROSS = "decoder/layers/cross_attention"
@@ -60,6 +73,46 @@ class ArrayDecoder:
     settings: Mapping[str, Any]
     expressed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     is_exported: bool = True
+
+
+def in_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields with the name of their section."""
+    return {f"{name}.{field}": value for field, value in values.items()}
+
+
+def pair_tensors(
+    of_encoder: Iterable[Tensor],
+    decoder: ArrayDecoder,
+    model: Any,
+) -> Iterator[Tensor]:
+    """Yields the tensors of a model; axes in lower case are of the encoder.
+
+    Args:
+      of_encoder: Tensors of the encoder alone.
+      decoder: The decoder.
+      model: Section of the model.
+    """
+    layers = range(model.encoder_num_layers)
+    for tensor in of_encoder:
+        yield tensor._replace(
+            name=f"encoder.{tensor.name}",
+            axes=tensor.axes.lower(),
+            ours=tuple(f"encoder/{path}" for path in tensor.ours),
+            numbers=layers,
+        )
+
+    if model.has_projection:
+        yield from affine("enc_to_dec_proj", "Dd", "encoder_projection")
+    for tensor in decoder.tensors(model):
+        yield tensor._replace(name=f"decoder.{tensor.name}")
+
+
+def pair_sizes(encoder_layout: Layout, decoder: ArrayDecoder, model: Any) -> dict[str, int]:
+    """Returns the sizes of the axes of :func:`pair_tensors`."""
+    encoder = model.encoder_section()
+    of_encoder = sizes_of(encoder, 0) | encoder_layout.sizes(encoder)
+    sizes = {axis.lower(): size for axis, size in of_encoder.items()}
+    return sizes | decoder.sizes(model)
 
 
 def _read_gpt2(fields: JsonFields) -> dict[str, Any]:

@@ -5,15 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.data.transcripts import TranscriptsConfig
-from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, sizes_of
+from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor
 from jaxformer.interop.huggingface.layouts.array_decoders import (
     BERT,
+    DECODER_BUFFERS,
     GPT2,
     ROBERTA,
     ArrayDecoder,
+    in_section,
+    pair_sizes,
+    pair_tensors,
 )
 from jaxformer.interop.huggingface.layouts.text_models import SPECIAL, TOKEN_NAMES
-from jaxformer.interop.huggingface.layouts.vision_encoder_decoder import in_section
 from jaxformer.interop.huggingface.layouts.wav2vec2 import (
     WAV2VEC2,
     encoder_tensors,
@@ -92,27 +95,7 @@ def _write(decoder: ArrayDecoder, model: SpeechEncoderDecoderConfig) -> dict[str
 
 
 def _tensors(decoder: ArrayDecoder, model: SpeechEncoderDecoderConfig) -> Iterator[Tensor]:
-    """Yields the tensors; axes in lower case are of the encoder."""
-    layers = range(model.encoder_num_layers)
-    for tensor in encoder_tensors(model.encoder_section()):
-        yield tensor._replace(
-            name=f"encoder.{tensor.name}",
-            axes=tensor.axes.lower(),
-            ours=tuple(f"encoder/{path}" for path in tensor.ours),
-            numbers=layers,
-        )
-
-    if model.has_projection:
-        yield from affine("enc_to_dec_proj", "Dd", "encoder_projection")
-    for tensor in decoder.tensors(model):
-        yield tensor._replace(name=f"decoder.{tensor.name}")
-
-
-def _sizes(decoder: ArrayDecoder, model: SpeechEncoderDecoderConfig) -> dict[str, int]:
-    encoder = model.encoder_section()
-    of_encoder = sizes_of(encoder, 0) | WAV2VEC2.sizes(encoder)
-    sizes = {axis.lower(): size for axis, size in of_encoder.items()}
-    return sizes | decoder.sizes(model)
+    return pair_tensors(encoder_tensors(model.encoder_section()), decoder, model)
 
 
 def _layout(decoder: ArrayDecoder) -> Layout:
@@ -144,7 +127,7 @@ def _layout(decoder: ArrayDecoder) -> Layout:
         read=functools.partial(_read, decoder),
         write=functools.partial(_write, decoder),
         tensors=functools.partial(_tensors, decoder),
-        sizes=functools.partial(_sizes, decoder),
+        sizes=functools.partial(pair_sizes, WAV2VEC2, decoder),
         orders=decoder.orders,
         vocab_fields=("decoder.vocab_size",),
         special=SPECIAL,
@@ -158,12 +141,7 @@ def _layout(decoder: ArrayDecoder) -> Layout:
         example=_EXAMPLE,
         tasks=(),
         old_names=WAV2VEC2.old_names,
-        # Masks, and numbers of positions.
-        buffers=(
-            r"decoder\.transformer\.h\.\d+\.(cross)?attn\.(masked_)?bias"
-            r"|decoder\.transformer\.h\.\d+\.crossattention\.(masked_)?bias"
-            r"|decoder\.(bert|roberta)\.embeddings\.(position|token_type)_ids"
-        ),
+        buffers=DECODER_BUFFERS,
         expressed={
             **{name: [value] for name, value in decoder.settings.items()},
             **decoder.expressed,

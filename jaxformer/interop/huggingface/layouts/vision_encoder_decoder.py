@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.data.captions import CaptionsConfig
-from jaxformer.interop.huggingface.foreign_layout import Layout, Tensor, affine, sizes_of
+from jaxformer.interop.huggingface.foreign_layout import Layout, Tensor
 from jaxformer.interop.huggingface.layouts.array_decoders import (
     BERT,
+    DECODER_BUFFERS,
     GPT2,
     ROBERTA,
     TROCR,
     ArrayDecoder,
+    in_section,
+    pair_sizes,
+    pair_tensors,
 )
 from jaxformer.interop.huggingface.layouts.pictures import EXPRESSED, VIT, write_image_size
 from jaxformer.interop.huggingface.layouts.text_models import SPECIAL
@@ -41,11 +45,6 @@ def _encoder_fields() -> dict[str, str]:
     for theirs, ours in VIT.fields.items():
         fields[f"encoder.{theirs}"] = ours if ours in _SHARED else f"encoder_{ours}"
     return fields
-
-
-def in_section(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields with the name of their section."""
-    return {f"{name}.{field}": value for field, value in values.items()}
 
 
 def _read(decoder: ArrayDecoder, fields: JsonFields) -> dict[str, Any]:
@@ -82,27 +81,7 @@ def _write(decoder: ArrayDecoder, model: VisionEncoderDecoderConfig) -> dict[str
 
 
 def _tensors(decoder: ArrayDecoder, model: VisionEncoderDecoderConfig) -> Iterator[Tensor]:
-    """Yields the tensors; axes in lower case are of the encoder."""
-    layers = range(model.encoder_num_layers)
-    for tensor in VIT.tensors(model.encoder_section()):
-        yield tensor._replace(
-            name=f"encoder.{tensor.name}",
-            axes=tensor.axes.lower(),
-            ours=tuple(f"encoder/{path}" for path in tensor.ours),
-            numbers=layers,
-        )
-
-    if model.has_projection:
-        yield from affine("enc_to_dec_proj", "Dd", "encoder_projection")
-    for tensor in decoder.tensors(model):
-        yield tensor._replace(name=f"decoder.{tensor.name}")
-
-
-def _sizes(decoder: ArrayDecoder, model: VisionEncoderDecoderConfig) -> dict[str, int]:
-    encoder = model.encoder_section()
-    of_encoder = sizes_of(encoder, 0) | VIT.sizes(encoder)
-    sizes = {axis.lower(): size for axis, size in of_encoder.items()}
-    return sizes | decoder.sizes(model)
+    return pair_tensors(VIT.tensors(model.encoder_section()), decoder, model)
 
 
 def _layout(decoder: ArrayDecoder) -> Layout:
@@ -130,7 +109,7 @@ def _layout(decoder: ArrayDecoder) -> Layout:
         read=functools.partial(_read, decoder),
         write=functools.partial(_write, decoder),
         tensors=functools.partial(_tensors, decoder),
-        sizes=functools.partial(_sizes, decoder),
+        sizes=functools.partial(pair_sizes, VIT, decoder),
         orders=decoder.orders,
         vocab_fields=("decoder.vocab_size",),
         special=SPECIAL,
@@ -139,13 +118,8 @@ def _layout(decoder: ArrayDecoder) -> Layout:
         preprocessor=write_preprocessor,
         example=_EXAMPLE,
         tasks=(),
-        # The output of the encoder's pooler is not used; masks; numbers of positions.
-        buffers=(
-            r"encoder\.pooler\.dense\.(weight|bias)"
-            r"|decoder\.transformer\.h\.\d+\.(cross)?attn\.(masked_)?bias"
-            r"|decoder\.transformer\.h\.\d+\.crossattention\.(masked_)?bias"
-            r"|decoder\.(bert|roberta)\.embeddings\.(position|token_type)_ids"
-        ),
+        # The output of the encoder's pooler is not used.
+        buffers=rf"encoder\.pooler\.dense\.(weight|bias)|{DECODER_BUFFERS}",
         expressed={
             **EXPRESSED,
             **{name: [value] for name, value in decoder.settings.items()},

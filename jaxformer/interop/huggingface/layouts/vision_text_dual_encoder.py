@@ -13,10 +13,10 @@ from jaxformer.interop.huggingface.foreign_layout import (
     layer_norm,
     sizes_of,
 )
+from jaxformer.interop.huggingface.layouts.array_decoders import in_section
 from jaxformer.interop.huggingface.layouts.bert import BERT, ENCODER_FIELDS
 from jaxformer.interop.huggingface.layouts.clip import vision_tower_tensors
 from jaxformer.interop.huggingface.layouts.pictures import EXPRESSED, VIT, write_image_size
-from jaxformer.interop.huggingface.layouts.vision_encoder_decoder import in_section
 from jaxformer.interop.huggingface.preprocessor import read_preprocessor, write_preprocessor
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vision_text import VisionTextDualEncoderConfig

@@ -81,7 +81,8 @@ class TrainStep:
         whole = replicated(self._mesh)
 
         def place(array: np.ndarray | np.generic) -> Array:
-            return jax.make_array_from_callback(array.shape, whole, lambda _: array)
+            values = np.asarray(array)
+            return jax.make_array_from_callback(values.shape, whole, lambda _: values)
 
         with jax.transfer_guard_host_to_device("allow"):
             return jax.tree.map(place, self._inputs)

@@ -353,8 +353,18 @@ def _(reader: Reader) -> None:
 
 
 @prepares("docs/decoding.md")
+@prepares("docs/decoding_speed.md")
+def _(reader: Reader) -> None:
+    reader.model("numerals")
+
+
+@prepares("docs/beam_search.md")
 def _(reader: Reader) -> None:
     reader.model("numerals", "a", "b", "c")
+
+
+@prepares("docs/marian.md")
+def _(reader: Reader) -> None:
     reader.run("jaxformer train student --workdir runs/student")
     reader.run("cp -r runs/student runs/firefox")
     reader.run("jaxformer shortlist --workdir runs/firefox")

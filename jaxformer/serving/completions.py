@@ -127,7 +127,7 @@ class _Writer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further token changes the text, or nobody waits for it."""
+        """True if no further token changes the text, or nobody waits for it."""
         return self._has_ended or self._stopped is not None or not self._completion.is_wanted
 
     @property
@@ -267,7 +267,7 @@ _FIELDS: dict[str, _Check] = {
     # Not OpenAI's, but other servers'.
     "top_k": _whole(0),
     "min_p": _number(0, 1),
-    "user": _text,  # has no effect, as there
+    "user": _text,  # has no effect, as with OpenAI
     "best_of": _only(1),
     "echo": _only(False),
     "frequency_penalty": _only(0),
@@ -279,7 +279,7 @@ _FIELDS: dict[str, _Check] = {
 }
 
 
-def parse_query(given: Fields, search: Sampling, limits: Limits, model: str) -> Query:
+def parse_request(given: Fields, search: Sampling, limits: Limits, model: str) -> Query:
     """Checks the fields of a request; raises a ``UserError`` about the first that is wrong.
 
     ``search`` has the values of fields that are left out.
@@ -377,7 +377,7 @@ def make_completions(generator: Generator, name: str, limits: Limits) -> Starlet
         }
 
     async def complete(fields: Fields, submit: Submit[Completion, Text]) -> Any:
-        query = parse_query(fields, search, limits, name)
+        query = parse_request(fields, search, limits, name)
         completions = completions_of(query)
         identity = f"cmpl-{secrets.token_hex(12)}"
         if query.is_stream:

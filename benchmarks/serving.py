@@ -38,7 +38,8 @@ from machine import machine
 from jaxformer import pretrained
 from jaxformer.cli.commands.serve import Address, run_server
 from jaxformer.interop.export import export_model
-from jaxformer.serving.protocol import Limits, Sentence, Translation
+from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Sentence, Translation
 
 SYSTEMS = {n: s for n, s in decode_text.SYSTEMS.items() if n.endswith(("int8", "int8 MKL"))}
 # The peer translates all waiting sentences in one batch, or as many batches at once as we do.

@@ -23,7 +23,7 @@ from jaxformer.inference.weights import TrainedModel
 from jaxformer.models.architecture import NEVER_GENERATED, Architecture
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object
-from jaxformer.training.optimizer import path_of
+from jaxformer.training.paths import path_of
 from jaxformer.training.train_state import StartFrom
 from jaxformer.waits import log_stream
 

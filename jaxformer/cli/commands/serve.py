@@ -15,7 +15,7 @@ from jaxformer.cli.signatures import Option
 from jaxformer.data.languages import parse_pairs
 from jaxformer.data.sentences import split_sentences
 from jaxformer.errors import UserError, needs_package
-from jaxformer.serving.protocol import Limits
+from jaxformer.serving.limits import Limits
 
 if TYPE_CHECKING:
     from jaxformer.serving.backend import Backend

@@ -377,6 +377,14 @@ def _(reader: Reader) -> None:
     reader.foreign("Helsinki-NLP/opus-mt-en-de", "marian/swish_tied")
 
 
+@prepares("docs/nllb.md")
+def _(reader: Reader) -> None:
+    reader.foreign("facebook/nllb-200-distilled-600M", "huggingface/nllb")
+    for code in ("eng_Latn", "gsw_Latn", "deu_Latn"):
+        for name in ("train", "domain", "test"):
+            reader.pairs(f"my/{name}", code, count=60)
+
+
 @prepares("docs/distillation.md")
 def _(reader: Reader) -> None:
     reader.model("teacher")

@@ -11,6 +11,8 @@ from jaxformer.serving.body import Fields
 from jaxformer.serving.limits import Limits
 
 T = TypeVar("T")
+# Terms, in small letters, and their translations.
+Terms: TypeAlias = tuple[tuple[str, str], ...]
 
 _FRONTEND_TIMEOUT = 150  # milliseconds without a key before a page sends a request
 
@@ -21,6 +23,7 @@ class Sentence(NamedTuple):
     attention: bool = False  # also return attention from word to word
     only_best: bool = False  # the rest of the n-best list is not needed
     source: str = UNDETERMINED  # code of the source language
+    terms: Terms = ()  # of a glossary
 
 
 class Translation(NamedTuple):
@@ -39,6 +42,7 @@ class Query(NamedTuple):
     target: str
     alternatives: int  # number of translations in addition to the best
     details: bool  # return n-best lists and attention, which LibreTranslate does not have
+    terms: Terms  # of a glossary, which LibreTranslate does not have
 
     @property
     def sentences(self) -> list[Sentence]:
@@ -50,6 +54,7 @@ class Query(NamedTuple):
                 attention=self.details,
                 only_best=not needs_all,
                 source=self.source,
+                terms=self.terms,
             )
             for lines in self.texts
             for sentences in lines
@@ -163,6 +168,28 @@ def _flag(name: str, value: Any) -> bool:
     raise UserError(f"Invalid request: {name} must be true or false")
 
 
+def _terms(name: str, value: Any) -> Terms:
+    """Checks a glossary: an object, or in forms, lines of term, tab, translation."""
+    pairs = value
+    if isinstance(value, str):
+        lines = [line for line in value.splitlines() if line.strip()]
+        pairs = [tuple(line.split("\t")) for line in lines]
+
+    found: list[Any] = pairs if isinstance(pairs, list) else [None]
+    terms: dict[str, str] = {}
+    for pair in found:
+        is_pair = isinstance(pair, tuple) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) and text.strip() for text in pair):
+            raise UserError(
+                f"Invalid request: {name} must be an object of terms and their translations, or "
+                "lines of term, tab, translation"
+            )
+        source, target = (text.strip() for text in pair)
+        if terms.setdefault(source.casefold(), target) != target:
+            raise UserError(f"Invalid request: {name} has two translations of {source:.40}")
+    return tuple(terms.items())
+
+
 def _plain(name: str, value: Any) -> str:
     if _text(name, value) != "text":
         raise UserError(
@@ -183,6 +210,7 @@ _FIELDS: dict[str, _Check] = {
     "format": _plain,
     "alternatives": _count,
     "details": _flag,
+    "glossary": _terms,
     # LibreTranslate's clients send them; this server needs neither.
     "api_key": _text,
     "apiKey": _text,  # in the npm package libretranslate
@@ -231,6 +259,8 @@ def parse_query(
     _check_size(num_lines, limits.batch_limit)
     for text in texts:
         _check_size(len(text), limits.char_limit)
+    terms = fields.get("glossary", ())
+    _check_size(sum(len(source) + len(target) for source, target in terms), limits.char_limit)
 
     is_auto = fields["source"] == "auto"
     source = source_language(languages) if is_auto else fields["source"]
@@ -252,6 +282,7 @@ def parse_query(
         target=_find_target(source, fields["target"], languages),
         alternatives=fields.get("alternatives", 0),
         details=fields.get("details", False),
+        terms=terms,
     )
 
 

@@ -121,6 +121,9 @@ SIZES = {
     "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:convit": "model.d_model=16 model.d_ff=16 data.rows=8",
     "digits:swin": "model.d_model=12 model.d_ff=8 data.rows=8",
+    "recurrent": "model.vocab_size=300 model.d_model=16 model.hidden_size=16",
+    "recurrent:transformer": f"{_PAIRS} model.vocab_size=300",
+    "recurrent:numerals": "model.vocab_size=300 model.d_model=16 model.hidden_size=16",
     "read_numbers": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.encoder_d_model=16 "
     "model.encoder_d_ff=16 model.encoder_num_layers=1 data.rows=8",
     "spoken_numerals": _SPOKEN,

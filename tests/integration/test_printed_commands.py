@@ -101,6 +101,10 @@ SIZES = {
     "student:numerals": f"{_STUDENT} {_PACKED} {_WORDS} data.train=data/tatoeba-en-de/valid",
     "numerals": f"{_PAIRS} {_WORDS} model.vocab_size=300",
     "small": f"{_PAIRS} {_WORDS} model.vocab_size=300",  # the tutorial's
+    "numerals:zh": f"{_WIDTH} {_PACKED} model.max_length=128 model.vocab_size=300",
+    "numerals:masked": "model.d_model=32 model.d_ff=64 model.num_layers=1",
+    "long_reviews": "model.d_model=16 model.d_ff=16 model.vocab_size=300",
+    "long_reviews:whole": "model.d_model=16 model.d_ff=16 model.vocab_size=300",
     "gpt:small": _WIDTH,
     "shakespeare": f"{_WIDTH} model.max_length=32 data.length=32 data.rows=8",
     "sst2": f"{_WIDTH} model.vocab_size=300 data.tokens_per_batch=256",

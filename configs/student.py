@@ -6,7 +6,7 @@
 It has the sizes of Bergamot's "tiny" models. ``jaxformer distill`` trains it on the translations of
 a larger model; see ``docs/distillation.md``. ``student.py:numerals`` is a small one for number
 words, and ``student.py:firefox`` fine-tunes a model of Firefox on your own sentences; see
-``docs/decoding.md``.
+``docs/marian.md``.
 Measured: ``student.py:numerals`` spells 99 of 100 unseen numbers correctly after 500 steps; the
 default itself has not been trained yet, but similar ones in ``docs/distillation.md`` have.
 """

@@ -29,10 +29,11 @@ from jaxformer.tasks.initialization import check_initialization, make_start_from
 from jaxformer.tasks.token_task import NetworkTask, task_class
 from jaxformer.training.averaging import EvaluatedParams, ema_params, with_ema
 from jaxformer.training.fitting import Run
+from jaxformer.training.freezing import freeze
 from jaxformer.training.hooks import Hook
 from jaxformer.training.low_rank import describe_trained, with_lora
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
+from jaxformer.training.optimizer import configured_optimizer, configured_schedule
 from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.train_state import TrainState

@@ -216,5 +216,5 @@ jax.tree.map(np.testing.assert_array_equal, half.params["reader"], trained["read
 print(f"with a frozen encoder: {accuracy(half.params, additive=True):.1%}")
 
 # %% [markdown]
-# `docs/training.md` explains tasks, hooks, writers and optimizers; `docs/research.md` has layers,
-# searches and constraints of your own in short blocks.
+# `docs/training.md` explains tasks, hooks, writers and optimizers; `docs/layers.md` and
+# `docs/research.md` have layers, searches and constraints of your own in short blocks.

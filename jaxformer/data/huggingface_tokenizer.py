@@ -43,6 +43,17 @@ def open_tokenizer_json(text: str) -> Any:
         raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
 
 
+def language_ids(tokenizer: Any, size: int) -> dict[str, int]:
+    """Returns the ids of the codes of languages, which are special tokens such as eng_Latn."""
+    codes = {}
+    added = tokenizer.get_added_tokens_decoder()
+    for number, token in added.items():
+        is_code = token.special and not token.content.startswith("<")
+        if is_code and number < size:
+            codes[token.content] = number
+    return codes
+
+
 class AlignedTokens(NamedTuple):
     """The tokens of a text, of a pair of texts or of words, and the place of each.
 
@@ -198,12 +209,7 @@ class HuggingFaceTokenizer(Vocabulary):
         if not self.languages:
             return []
 
-        codes = {}
-        added = self._tokenizer.get_added_tokens_decoder()
-        for number, token in added.items():
-            is_code = token.special and not token.content.startswith("<")
-            if is_code and number < size:
-                codes[token.content] = number
+        codes = language_ids(self._tokenizer, size)
         return [find_language(name, codes) for name in self.languages]
 
     def _target_start(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Glossaries: terms whose translations are given.
 
-The search has no constraint for words that may be anywhere (docs/decoding.md says why). A term is
-instead forced where attention finds its translation: the words before it, and then the wanted
+The search has no constraint for words that may be anywhere (docs/beam_search.md says why). A term
+is instead forced where attention finds its translation: the words before it, and then the wanted
 term, become a forced prefix, and the rest is translated again.
 """
 

@@ -19,7 +19,7 @@ class OverloadedError(Exception):
     """The queue has no capacity; in about ``retry_after`` seconds, at least 1, it is empty."""
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many sentences are waiting; retry in {retry_after} s")
+        super().__init__(f"too many texts are waiting; retry in {retry_after} s")
         self.retry_after = retry_after
 
 

@@ -1,7 +1,7 @@
 """Further training of a model on more pairs: layers from the model, steps from the text."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from jaxformer.config import Config, DataConfig, check_kind, data_section
 from jaxformer.data.bpe import estimate_tokens
@@ -10,10 +10,12 @@ from jaxformer.data.held_out import open_splits
 from jaxformer.errors import UserError
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.tasks.choices import Choices
-from jaxformer.tasks.initialization import read_initial_config
+from jaxformer.tasks.initialization import named_tokenizer, read_initial_config
 from jaxformer.tasks.small_corpus import choose_steps
 
 _EPOCHS = 10
+# Lines that are tokenized to estimate the tokens of a text.
+_MEASURED_LINES = 20_000
 
 
 def fit_to_model(config: Config, given: Collection[str] = ()) -> Config:
@@ -87,10 +89,23 @@ def _fit_to_text(config: Config, given: Collection[str]) -> Config:
         if not texts:
             raise UserError(f"{name}: expected sentence pairs, got none")
         own_pairs = own_pairs or len(texts) // 2
-        tokens += weight * estimate_tokens(texts, config.model.vocab_size) / 2
+        tokens += weight * _count_tokens(texts, config) / 2
 
     own, *_ = weights
     choices = Choices(config, given)
     batches = tokens / data.tokens_per_batch
     choose_steps(choices, batches, epochs=_EPOCHS / weights[own])
     return choices.apply(f"{own}: {own_pairs:,} training pairs; hence")
+
+
+def _count_tokens(texts: Sequence[str], config: Config) -> float:
+    """Returns about how many tokens, with end-of-sentence, texts are for the tokenizer of a run."""
+    found = named_tokenizer(config)
+    if found is None:
+        return estimate_tokens(texts, config.model.vocab_size)
+
+    _, tokenizer = found
+    sample = texts[:_MEASURED_LINES]
+    encoded = tokenizer.encode_batch(sample)
+    pieces = sum(map(len, encoded))
+    return (pieces + len(sample)) * len(texts) / len(sample)

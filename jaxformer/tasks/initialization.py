@@ -23,7 +23,7 @@ from jaxformer.inference.weights import TrainedModel
 from jaxformer.models.architecture import NEVER_GENERATED, Architecture
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object
-from jaxformer.training.optimizer import path_of
+from jaxformer.training.paths import path_of
 from jaxformer.training.train_state import StartFrom
 from jaxformer.waits import log_stream
 
@@ -53,9 +53,26 @@ def tokenizer_of_run(
         run.check_tokenizer()
         return load(run.tokenizer)
 
-    name = _named_tokenizer(config)
-    if name is None:
+    found = named_tokenizer(config)
+    if found is None:
         return learn()
+
+    path, tokenizer = found
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size must be {tokenizer.vocab_size}, the size of {path}: got "
+            f"{config.model.vocab_size}; give --config.model.vocab_size={tokenizer.vocab_size}, or "
+            f"--config.data.tokenizer={NEW} to learn another tokenizer"
+        )
+    return tokenizer
+
+
+def named_tokenizer(config: Config) -> tuple[pathlib.Path, Vocabulary] | None:
+    """Returns the file and the tokenizer that a new run takes; None if it learns one."""
+    load = config.kind.load_tokenizer
+    name = _named_tokenizer(config)
+    if load is None or name is None:
+        return None
 
     path = model_path(name)
     option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
@@ -64,15 +81,7 @@ def tokenizer_of_run(
             folder = Workdir(path)
             folder.check_tokenizer()
             path = folder.tokenizer
-        tokenizer = load(path)
-
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise UserError(
-            f"model.vocab_size must be {tokenizer.vocab_size}, the size of {path}: got "
-            f"{config.model.vocab_size}; give --config.model.vocab_size={tokenizer.vocab_size}, or "
-            f"--config.data.tokenizer={NEW} to learn another tokenizer"
-        )
-    return tokenizer
+        return path, load(path)
 
 
 def take_vocab_size(config: Config, given: Collection[str], saved: Config | None = None) -> Config:

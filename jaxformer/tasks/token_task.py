@@ -25,6 +25,7 @@ from jaxformer.nn.precision import at_least_float32, matmul_dtype
 from jaxformer.nn.stack import Remat
 from jaxformer.registry import find_classes
 from jaxformer.runs.workdir import Workdir
+from jaxformer.training.freezing import stop_gradients
 from jaxformer.training.losses import cross_entropy
 from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
@@ -47,6 +48,7 @@ class NetworkLoss(abc.ABC):
     label_smoothing: float  # probability mass spread over the vocabulary, or over the classes
     remat: Remat = "none"
     kind: Kind = TRANSLATION
+    freeze: str | None = None  # parameters without gradients, as in training.freeze
     # Is called with what the layers record, such as their attention weights; None records nothing.
     observe: Callable[[Mapping[str, Any]], object] | None = None
 
@@ -74,6 +76,7 @@ class NetworkLoss(abc.ABC):
             label_smoothing=training.label_smoothing,
             remat=training.remat,
             kind=config.kind,
+            freeze=training.freeze,
         )
 
     @abc.abstractmethod
@@ -94,7 +97,7 @@ class NetworkLoss(abc.ABC):
         remat = "none" if randomness is None else self.remat
         module: Any = self.kind.build(self.model, remat)
         dropout, rngs = dropout_of(randomness)
-        variables = {"params": params}
+        variables = {"params": stop_gradients(params, self.freeze)}
         if self.observe is None:
             return module.apply(variables, dropout, rngs=rngs, method=forward)
 

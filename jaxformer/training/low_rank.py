@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree
 from jaxformer.errors import UserError
 from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.training.averaging import Optimizer
-from jaxformer.training.optimizer import path_of, paths_with
+from jaxformer.training.paths import path_of, paths_with
 
 # How a parameter is trained: by its factors, itself, or not at all.
 _Use = Literal["factors", "whole", "frozen"]

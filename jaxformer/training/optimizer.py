@@ -1,8 +1,6 @@
 """Optimizers as optax transformations: Adam (section 5.3), Muon, schedules, per-layer rules."""
 
-import functools
 import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.training.averaging import Optimizer
+from jaxformer.training.paths import path_of
 from jaxformer.training.settings import TrainingConfig
 
 
@@ -95,7 +94,8 @@ def configured_optimizer(
 ) -> Optimizer:
     """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
-    It freezes nothing; see :func:`freeze`. ``describe`` is for Muon and weight decay.
+    It freezes nothing; :mod:`jaxformer.training.freezing` does. ``describe`` is for Muon and weight
+    decay.
 
     Departs from the paper: optional ``clip_norm`` (gradients are first clipped by their global
     norm), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
@@ -131,165 +131,6 @@ def configured_optimizer(
 
     parts.append(optax.scale_by_learning_rate(schedule))
     return optax.chain(*parts)
-
-
-def freeze(
-    optimizer: Optimizer,
-    names: str | None,
-    describe: Callable[[], PyTree],
-) -> Optimizer:
-    """Returns an optimizer that leaves the parameters of ``names`` unchanged: ``training.freeze``.
-
-    It keeps no state for them, nor for frozen layers of a stack. ``describe`` returns the
-    parameters or a description of them.
-    """
-    if names is None:
-        return optimizer
-
-    leaves = jax.tree.leaves_with_path(
-        describe(),
-        is_leaf=lambda x: isinstance(x, ParameterInfo),
-    )
-    paths = [path_of(path) for path, _ in leaves]
-    frozen: set[str] = set()
-    layers: dict[str, list[slice]] = {}  # that are frozen, of each path
-    for each in names.split(","):
-        name, chosen = _parse_frozen(each.strip(" /"))
-        found = paths_with(name, paths, "training.freeze")
-        if chosen is None:
-            frozen |= found
-        else:
-            for path in found:
-                layers.setdefault(path, []).append(chosen)
-
-    if len(frozen) == len(paths):
-        raise UserError(f"training.freeze={names} freezes all parameters; leave some to train")
-    if layers:
-        optimizer = _freeze_layers(optimizer, layers)
-
-    def label(path: jax.tree_util.KeyPath, _: Any) -> str:
-        return "frozen" if path_of(path) in frozen else "trained"
-
-    labels = functools.partial(jax.tree.map_with_path, label)
-    return optax.multi_transform(
-        {"trained": optimizer, "frozen": optax.set_to_zero()},
-        labels,
-    )
-
-
-def _parse_frozen(text: str) -> tuple[str, slice | None]:
-    """Returns a name and the slice of layers that it ends with.
-
-    >>> _parse_frozen("encoder/layers[:6]"), _parse_frozen("layers[2]"), _parse_frozen("encoder")
-    (('encoder/layers', slice(None, 6, None)), ('layers', slice(2, 3, None)), ('encoder', None))
-    """
-    # NAME, NAME[LAYER] or NAME[FIRST:END]
-    match = re.fullmatch(r"([^\[\]]*)(?:\[(\d*)(:?)(\d*)\])?", text)
-    if match is None or match[0].endswith(("[]", "[:]")):
-        raise UserError(
-            "training.freeze: expected layers to be named as in encoder/layers[:6], layers[4:] or "
-            f"layers[0]: got {text!r}"
-        )
-
-    name, first, colon, end = match.groups()
-    has_layers = colon is not None
-    if not has_layers:
-        return name, None
-
-    start = int(first) if first else None
-    if not colon:
-        layer = int(first)
-        return name, slice(layer, layer + 1)
-    stop = int(end) if end else None
-    return name, slice(start, stop)
-
-
-def paths_with(name: str, paths: list[str], field: str, what: str = "parameter") -> set[str]:
-    """Returns the paths that contain a name, which a ``field`` of a config gives."""
-    found = {path for path in paths if f"/{name}/" in f"/{path}/"}
-    if found:
-        return found
-
-    # A dictionary keeps the order of the parameters.
-    known = {}
-    for path in paths:
-        known |= dict.fromkeys(path.split("/"))
-    raise UserError(
-        f"{field}: no {what} is called {name!r}; give names separated by commas out of "
-        f"{', '.join(known)}, or several in a row such as {paths[0]}"
-    )
-
-
-def _freeze_layers(
-    optimizer: Optimizer,
-    frozen: dict[str, list[slice]],
-) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer that sees only the other layers of stacks, along their first axes."""
-    inner = optax.with_extra_args_support(optimizer)
-
-    def take(tree: PyTree) -> PyTree:
-        """Returns the layers that are trained."""
-
-        def take_layers(path: jax.tree_util.KeyPath, array: Array) -> Array:
-            name = path_of(path)
-            if name not in frozen:
-                return array
-            return array[_other_layers(name, frozen[name], len(array))]
-
-        return jax.tree.map_with_path(take_layers, tree)
-
-    def put(trained: PyTree, tree: PyTree) -> PyTree:
-        """Returns updates of all layers, which are zero in frozen ones."""
-
-        def put_layers(path: jax.tree_util.KeyPath, array: Array, whole: Array) -> Array:
-            name = path_of(path)
-            if name not in frozen:
-                return array
-            layers = _other_layers(name, frozen[name], len(whole))
-            return jnp.zeros_like(whole, array.dtype).at[layers].set(array)
-
-        return jax.tree.map_with_path(put_layers, trained, tree)
-
-    def init(params: PyTree) -> PyTree:
-        return inner.init(take(params))
-
-    def update(
-        updates: PyTree,
-        state: PyTree,
-        params: PyTree = None,
-        **extra: Any,
-    ) -> tuple[PyTree, PyTree]:
-        trained, state = inner.update(take(updates), state, take(params), **extra)
-        return put(trained, updates), state
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _other_layers(name: str, frozen: list[slice], count: int) -> Int[np.ndarray, " layers"]:
-    """Returns the numbers of the layers that are not frozen."""
-    is_frozen = np.zeros(count, bool)
-    for layers in frozen:
-        start = layers.start or 0
-        stop = layers.stop or count
-        has_no_layer = is_frozen[layers].size == 0
-        if has_no_layer or stop > count:
-            raise UserError(
-                f"training.freeze: expected layers from 0 to {count - 1}, as {name} has: got "
-                f"{start} to {stop - 1}"
-            )
-        is_frozen[layers] = True
-
-    if is_frozen.all():
-        raise UserError(
-            f"training.freeze: expected some layers of {name} to train, got all; freeze it whole, "
-            "without numbers of layers"
-        )
-    return np.flatnonzero(~is_frozen)
-
-
-def path_of(path: jax.tree_util.KeyPath) -> str:
-    """Returns the path of a parameter with slashes, such as "encoder/layers/norm"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _round_state_to_bfloat16(inner: Optimizer) -> Optimizer:

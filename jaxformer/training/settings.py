@@ -132,7 +132,7 @@ class TrainingConfig(FitConfig):
       freeze: Parameters that are not trained, comma-separated: components of their paths, such as
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". Some
         layers of a stack are frozen by "encoder/layers[:6]", the first six. Frozen parameters have
-        no optimizer state, and no weight decay.
+        neither gradients nor optimizer state nor weight decay.
       lora: Rank of low-rank adapters (LoRA, Hu et al. 2021): each matrix W changes by a product of
         two thin ones, (lora_alpha / lora) A B. Only these factors and heads, such as a matrix of
         classes, are trained. By default, there are no adapters.

@@ -22,7 +22,7 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.pipeline import in_micro_batches
 from jaxformer.training.averaging import Optimizer
 from jaxformer.training.mesh import DATA_AXIS, num_stages
-from jaxformer.training.optimizer import path_of
+from jaxformer.training.paths import path_of
 from jaxformer.training.placement import batch_sharding, replicated, sum_over_data
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 from jaxformer.training.train_state import TrainState, all_finite

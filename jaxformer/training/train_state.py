@@ -19,7 +19,7 @@ from jaxformer.runs import manifest, processes
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.averaging import EvaluatedParams, Optimizer
 from jaxformer.training.loss_scale import LossScale
-from jaxformer.training.optimizer import path_of
+from jaxformer.training.paths import path_of
 from jaxformer.training.placement import opt_state_shardings, param_shardings, replicated
 from jaxformer.training.task import Init, Task, cached_by_function, describe_init
 

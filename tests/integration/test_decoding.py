@@ -298,6 +298,23 @@ def test_quantized_parameters_translate_like_exact_ones(learned_workdir, quantiz
     assert on_the_fly.hypotheses(sentences) == found
 
 
+def test_a_model_translates_in_float16_as_in_float32(learned_workdir):
+    """Log probabilities differ by rounding to eleven bits."""
+    search = BeamSearch(beam_size=2, max_extra_length=50)
+    exact = Translator.load(learned_workdir, search=search, compute_dtype="float32")
+    rounded = Translator.load(learned_workdir, search=search, compute_dtype="float16")
+
+    sentences = SENTENCES[:40]
+    found = rounded.hypotheses(sentences)
+    expected = exact.hypotheses(sentences)
+    differences = []
+    for (f, *_), (e, *_) in zip(found, expected, strict=True):
+        if f.text == e.text:
+            differences.append(f.log_prob - e.log_prob)
+    assert len(differences) >= 38
+    assert 0 < np.abs(differences).max() < 0.1
+
+
 def test_quantized_runs_are_refused_where_exact_ones_are_needed(
     learned_workdir, quantized_workdir, tmp_path
 ):

@@ -25,7 +25,7 @@ from jaxformer.experiment import make_task
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import matching_ids, merge
-from jaxformer.training.optimizer import path_of
+from jaxformer.training.paths import path_of
 
 from ..profiles import by_profile
 from ..runs import changed, write_pairs

@@ -1,4 +1,4 @@
-"""The blocks of docs/research.md, decoding.md and attention.md run as printed."""
+"""The blocks of layers.md, research.md, attention.md and the pages on decoding run as printed."""
 
 import functools
 import shutil
@@ -19,6 +19,10 @@ CHAIN = jnp.array(
     ]
 )
 LOGITS = jnp.log(CHAIN)
+# Sections that run by themselves, by page.
+SECTIONS = [
+    (page, heading) for page in ("layers.md", "research.md") for heading in pages.sections(page)
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +33,19 @@ def run(learned_workdir, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        execute = functools.partial(pages.execute, "research.md", __name__="research")
+        execute = functools.partial(pages.execute, __name__="research")
         yield functools.cache(execute)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("heading", pages.sections("research.md"))
-def test_runs_as_printed(heading, run):
-    assert run(heading)
+@pytest.mark.parametrize(("page", "heading"), SECTIONS)
+def test_runs_as_printed(page, heading, run):
+    assert run(page, heading)
 
 
 @pytest.mark.ci
 def test_scores_of_the_lstm_are_those_of_its_tokens_one_by_one(run):
-    names = run("Beam search over an LSTM")
+    names = run("research.md", "Beam search over an LSTM")
     result, carry = jax.device_get((names["result"], names["carry"]))
     params = names["params"]
     apply = jax.jit(names["decoder"].apply)
@@ -69,7 +73,10 @@ def first_beam_of(sentence, array):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("page", ["decoding.md", "attention.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["attention.md", "beam_search.md", "decoding.md", "decoding_speed.md"],
+)
 def test_the_page_runs(page, learned_workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(learned_workdir, tmp_path / "runs" / "numerals")
@@ -80,8 +87,10 @@ def test_the_page_runs(page, learned_workdir, tmp_path, monkeypatch):
 
     names = pages.execute(page, step_fn=step_fn, cache=())
 
-    if page == "decoding.md":
-        assert names["result"].tokens.shape == (2, 4, 30)
-        assert (tmp_path / "runs" / "numerals-int8").is_dir()
-    else:
-        assert names["view"].cross.ndim == 4
+    match page:
+        case "attention.md":
+            assert names["view"].cross.ndim == 4
+        case "beam_search.md":
+            assert names["result"].tokens.shape == (2, 4, 30)
+        case "decoding_speed.md":
+            assert (tmp_path / "runs" / "numerals-int8").is_dir()

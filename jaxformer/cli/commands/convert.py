@@ -125,7 +125,8 @@ def import_model(
       directory: folder of the model, or its name on the Hugging Face Hub, such as gpt2 or
         Helsinki-NLP/opus-mt-en-de
       source_language: the language of sources, for M2M-100 (such as en), NLLB (eng_Latn)
-        and mBART (en_XX)
+        and mBART (en_XX); tyv_Cyrl=kir_Cyrl is a language that the model lacks, whose code begins
+        with the embedding of a related language
       target_language: likewise, the language to translate to
 
     Example:

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
+from jaxformer.interop.huggingface.new_languages import (
+    Languages,
+    add_codes,
+    parse_languages,
+    rows_of_tokens,
+)
 from jaxformer.interop.huggingface.sentence_transformers import MODULES, POOLING
 from jaxformer.interop.huggingface.tokenizer_config import class_name, read_tokenizer_file
 from jaxformer.interop.imported import write_import
@@ -62,7 +69,8 @@ def import_huggingface(
     """Converts the model in a folder to a new workdir, which every command accepts.
 
     An unfinished workdir is overwritten. ``languages`` has the source and the target language, for
-    a model of many languages. Returns a line with a summary of the model, and one about dropout.
+    a model of many languages; tyv_Cyrl=kir_Cyrl is a new one, whose embedding begins as a copy of
+    kir_Cyrl's. Returns lines with a summary of the model, about dropout, and about new languages.
     """
     directory = local_path(directory)
     folder = Workdir(run_path(workdir))
@@ -76,22 +84,20 @@ def import_huggingface(
     place, tensors = _read_tensors(directory, layout)
     fields.tensors = tensors
 
-    tokenizer = None
-    if layout.read_tokenizer is not None:
-        tokenizer = layout.read_tokenizer(fields)
-    elif layout.has_tokenizer:
-        path = directory / "tokenizer.json"
-        tokenizer = read_tokenizer_files(path, fields, layout, languages=languages)
-
+    chosen = parse_languages(languages)
+    tokenizer = _read_tokenizer(directory, fields, layout, languages=chosen)
     model = layout.config(fields, tokenizer)
-    names = dict(zip(("source_language", "target_language"), languages, strict=False))
+    names = dict(zip(("source_language", "target_language"), chosen.codes, strict=False))
     data = dataclasses.replace(layout.data(model), **names)
     config = Config(model=model, data=data, search=layout.search)
 
+    num_rows = len(tokenizer.our_ids) if tokenizer else 0
+    if chosen.copied:  # A new language may have an id after the file's.
+        num_rows = _vocab_size(fields, layout)
     arrays = NamedArrays(
         arrays=tensors,
-        sizes=layout.file_sizes(model, len(tokenizer.our_ids) if tokenizer else 0),
-        orders={"V": np.asarray(tokenizer.their_ids if tokenizer else []), **layout.orders(model)},
+        sizes=layout.file_sizes(model, num_rows),
+        orders={"V": rows_of_tokens(tokenizer, chosen.copied), **layout.orders(model)},
         place=str(place),
     )
     params = layout.params(
@@ -109,8 +115,28 @@ def import_huggingface(
         params=params,
         class_names=() if layout.has_tokenizer else _class_names(layout, fields),
     )
-    summary = f"{layout.network_of(model)}, {size}"
-    return f"{summary}\n  {layout.dropout(fields, model)}"
+    lines = [
+        f"{layout.network_of(model)}, {size}",
+        f"  {layout.dropout(fields, model)}",
+    ]
+    for code, known in chosen.copied.items():
+        lines.append(f"  {code} is new: its embedding is a copy of {known}'s")
+    return "\n".join(lines)
+
+
+def _read_tokenizer(
+    directory: pathlib.Path,
+    fields: JsonFields,
+    layout: Layout,
+    *,
+    languages: Languages,
+) -> ImportedTokenizer | None:
+    """Reads the tokenizer of a model; None if the model has none."""
+    if layout.read_tokenizer is not None:
+        return layout.read_tokenizer(fields)
+    if not layout.has_tokenizer:
+        return None
+    return read_tokenizer_files(directory / "tokenizer.json", fields, layout, *languages)
 
 
 def _class_names(layout: Layout, fields: JsonFields) -> list[str]:
@@ -204,8 +230,12 @@ def read_tokenizer_files(
     fields: JsonFields,
     layout: Layout,
     languages: Sequence[str],
+    copied: Mapping[str, str] = MappingProxyType({}),
 ) -> ImportedTokenizer:
-    """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
+    """Reads tokenizer.json; the ids of special tokens are in config.json or there.
+
+    It gets the new languages among ``languages``, which are ``copied`` of known ones.
+    """
     labels = layout.labels(fields)
     has_decoder = "decoder_start_token_id" in layout.special.values()
     is_language_model = labels is None and not has_decoder
@@ -220,16 +250,19 @@ def read_tokenizer_files(
         else:
             special[name] = fields.integer(field)
 
-    vocab_size = fields.integer(layout.vocab_fields[0])
-    if layout.additional_vocab:
-        vocab_size += fields.integer(layout.additional_vocab)
-
+    vocab_size = _vocab_size(fields, layout)
     code_follows = False
     if layout.has_languages:
         settings = JsonFields(path.with_name("tokenizer_config.json"), {})
         code_follows = layout.code_follows(class_name(settings, fields), settings)
         model = path.with_name("sentencepiece.bpe.model")
         if layout is m2m100.M2M100 and not path.exists() and model.exists():
+            if copied:
+                raise UserError(
+                    f"{path.parent}: expected languages of M2M-100, whose tokenizer in "
+                    f"transformers has no other: got {min(copied)}; give the code of a language "
+                    "that you do not need, such as a related one"
+                )
             return m2m100.read_tokenizer(model, languages, vocab_size)
 
     forced_start = None
@@ -240,13 +273,16 @@ def read_tokenizer_files(
 
     found = read_tokenizer_file(path.parent, fields, _FILES)
     with prefix_errors(str(path), *MALFORMED):
-        values = json.loads(found.json)
+        json_text = found.json
+        if copied:
+            json_text, vocab_size = add_codes(json_text, vocab_size, copied)
+        values = json.loads(json_text)
         special["unk"] = _unknown(values)
         for name, token in layout.special_tokens.items():
             special[name] = _id_of(values, token)
 
         tokenizer = HuggingFaceTokenizer.assemble(
-            found.json,
+            json_text,
             special,
             vocab_size,
             labels=labels,
@@ -263,6 +299,14 @@ def read_tokenizer_files(
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return layout.finish_tokenizer(tokenizer, _settings_of_generate(fields))
+
+
+def _vocab_size(fields: JsonFields, layout: Layout) -> int:
+    """Returns the number of tokens that a file has embeddings of."""
+    size = fields.integer(layout.vocab_fields[0])
+    if layout.additional_vocab:
+        size += fields.integer(layout.additional_vocab)
+    return size
 
 
 def _settings_of_generate(fields: JsonFields) -> JsonFields:

@@ -10,7 +10,8 @@ from jaxformer.data.languages import client_codes, find_code, parse_pairs
 from jaxformer.errors import UserError
 from jaxformer.serving.app import make_app
 from jaxformer.serving.backend import TranslatorBackend
-from jaxformer.serving.protocol import Limits, Translation
+from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Translation
 
 
 class Echo:

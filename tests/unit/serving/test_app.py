@@ -9,7 +9,8 @@ from starlette.testclient import TestClient
 
 from jaxformer.errors import UserError
 from jaxformer.serving.app import make_app
-from jaxformer.serving.protocol import Limits, Translation
+from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Translation
 
 PAIR = {"source": "en", "target": "de"}
 

@@ -10,7 +10,8 @@ import uvicorn
 from jaxformer.errors import UserError
 from jaxformer.serving.app import make_app
 from jaxformer.serving.batching import OverloadedError
-from jaxformer.serving.protocol import Limits, Translation, list_languages
+from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Translation, list_languages
 
 pytestmark = pytest.mark.ci
 

@@ -1,6 +1,7 @@
 """Further training: layers and languages of a model, and steps that follow from the text."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -15,6 +16,7 @@ from jaxformer.config import (
     save_config,
 )
 from jaxformer.data.numerals import spell_english, spell_german
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.experiment import check_experiment
 from jaxformer.models.gpt2 import GPT2Config
@@ -24,15 +26,16 @@ from jaxformer.runs.workdir import Workdir
 from ...runs import write_pairs
 
 PRETRAINED = read_config(Workdir(pretrained.WORKDIR))
+TOKENIZER = Workdir(pretrained.WORKDIR).tokenizer
+PAIRS = [(spell_english(n), spell_german(n)) for n in range(2000)]
 
 
 @pytest.fixture(autouse=True)
 def _texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pairs = [(spell_english(n), spell_german(n)) for n in range(2000)]
-    write_pairs(tmp_path / "mine", pairs)
-    write_pairs(tmp_path / "old", pairs[:1000])
-    write_pairs(tmp_path / "valid", pairs[:10])
+    write_pairs(tmp_path / "mine", PAIRS)
+    write_pairs(tmp_path / "old", PAIRS[:1000])
+    write_pairs(tmp_path / "valid", PAIRS[:10])
 
 
 def configured(*words):
@@ -56,6 +59,16 @@ def test_layers_are_the_models_and_steps_are_ten_epochs(tmp_path, capsys):
     assert configured("training.steps=77").training.steps == 77
 
 
+def test_tokens_are_counted_by_the_tokenizer_of_the_model():
+    """A vocabulary of another size, learned from the text, would have fewer or more of them."""
+    tokenizer = Tokenizer.load(TOKENIZER)
+    encoded = [tokenizer.encode(text) for pair in PAIRS for text in pair]
+    tokens = sum(len(ids) + 1 for ids in encoded) / 2
+
+    config = configured("data.tokens_per_batch=512")
+    assert config.training.steps == math.ceil(10 * tokens / 512)
+
+
 def test_the_first_corpus_of_a_mixture_comes_ten_times():
     alone = configured("data.tokens_per_batch=512").training.steps
     mixed = configured("data.train=mine:5,old:10", "data.tokens_per_batch=512").training.steps
@@ -70,7 +83,8 @@ def test_languages_and_lengths_are_the_models(tmp_path):
     model = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, max_length=20)
     save_config(Config(model=model, data=data), workdir.config)
 
-    config = configured("training.init_from=model", "model.vocab_size=300")
+    words = ("training.init_from=model", "data.tokenizer=new", "model.vocab_size=300")
+    config = configured(*words)
     assert config.data.languages == ("de", "en")
     assert config.data.max_length == 20
     assert config.model == dataclasses.replace(model, compute_dtype="bfloat16")
@@ -82,7 +96,7 @@ def test_a_model_of_another_class_is_taken_and_its_fields_are_known(tmp_path):
     model = T5Config(vocab_size=300, d_model=8, d_ff=16, num_heads=2, d_k=4)
     save_config(Config(model=model), workdir.config)
 
-    words = ("training.init_from=model", "model.vocab_size=300")
+    words = ("training.init_from=model", "data.tokenizer=new", "model.vocab_size=300")
     assert configured(*words).model == dataclasses.replace(model, compute_dtype="bfloat16")
     with pytest.raises(UserError, match=r"its model has no field norm_position; leave out --con"):
         configured(*words, "model.norm_position=pre")

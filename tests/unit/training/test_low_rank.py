@@ -14,7 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer, train
 from jaxformer.kinds.model_parameters import describe_model, make_init
 from jaxformer.nn.parameters import ParameterInfo
-from jaxformer.training.optimizer import path_of
+from jaxformer.training.paths import path_of
 
 RANK = 2
 ALPHA = 3.0

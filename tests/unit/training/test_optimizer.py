@@ -13,13 +13,9 @@ from jaxformer.config import Config, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.kinds.model_parameters import make_init
-from jaxformer.training.optimizer import (
-    configured_schedule,
-    freeze,
-    inverse_sqrt_schedule,
-    path_of,
-    per_layer,
-)
+from jaxformer.training.freezing import freeze
+from jaxformer.training.optimizer import configured_schedule, inverse_sqrt_schedule, per_layer
+from jaxformer.training.paths import path_of
 
 
 def rates_of(schedule, steps):
@@ -220,76 +216,6 @@ def test_frozen_parameters_keep_their_bits_for_100_steps_and_have_no_state(optim
     names_of_state = [name for name, _ in named_leaves(state)]
     assert sum("encoder/layers/self_attention/" in name for name in names_of_state) >= 4
     assert not [name for name in names_of_state if name.endswith(tuple(frozen))]
-
-
-FOUR_LAYERS = {
-    "embedding": np.linspace(1, 2, 6, dtype=np.float32).reshape(3, 2),
-    "encoder": {"layers": {"w": np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)}},
-}
-
-
-@pytest.mark.parametrize(
-    ("names", "trained"),
-    [
-        ("encoder/layers[:2]", [2, 3]),
-        ("layers[3:]", [0, 1, 2]),
-        ("embedding, encoder/layers[0], encoder/layers[2:3]", [1, 3]),
-    ],
-)
-def test_some_layers_are_frozen_as_if_they_were_not_there(names, trained):
-    """Gradients are clipped by the norm of the other layers, too."""
-
-    def optimizer():
-        return optax.chain(
-            optax.clip_by_global_norm(0.1), optax.adamw(0.1, b2=0.98, weight_decay=0.1)
-        )
-
-    def run(transformation, params):
-        @jax.jit
-        def train(params):
-            state = transformation.init(params)
-            for _ in range(3):
-                gradients = jax.tree.map(lambda x: 3 * x + 1, params)
-                updates, state = transformation.update(gradients, state, params)
-                params = optax.apply_updates(params, updates)
-            return params, state
-
-        return jax.device_get(train(params))
-
-    found, state = run(freeze(optimizer(), names, lambda: FOUR_LAYERS), FOUR_LAYERS)
-    before = FOUR_LAYERS["encoder"]["layers"]["w"]
-    alone = {"layers": before[trained]}
-    if "embedding" not in names:
-        alone["embedding"] = FOUR_LAYERS["embedding"]
-    expected, state_alone = run(optimizer(), alone)
-
-    layers = found["encoder"]["layers"]["w"]
-    np.testing.assert_allclose(layers[trained], expected["layers"], rtol=1e-6)
-    frozen = np.setdiff1d(np.arange(4), trained)
-    np.testing.assert_array_equal(layers[frozen], before[frozen])
-    embedding = expected.get("embedding", FOUR_LAYERS["embedding"])
-    np.testing.assert_allclose(found["embedding"], embedding, rtol=1e-6)
-    assert shapes_of(state) == shapes_of(state_alone)
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ("layers[:5]", r"layers from 0 to 3, as encoder/layers/w has: got 0 to 4"),
-        ("layers[4]", r"layers from 0 to 3, as encoder/layers/w has: got 4 to 4"),
-        ("layers[2:1]", r"layers from 0 to 3, .*: got 2 to 0"),
-        ("layers[:2], layers[2:]", "expected some layers of encoder/layers/w to train, got all"),
-        ("layers[:-1]", r"named as in encoder/layers\[:6\], .*: got 'layers\[:-1\]'"),
-        ("layers[]", r"named as in .*: got 'layers\[\]'"),
-        ("layer[1]", "no parameter is called 'layer'; give names .* out of embedding, encoder,"),
-    ],
-)
-def test_layers_that_a_stack_lacks_are_refused(names, message):
-    def init(params):
-        return freeze(optax.sgd(0.1), names, lambda: params).init(params)
-
-    with pytest.raises(UserError, match=message):
-        jax.eval_shape(init, FOUR_LAYERS)
 
 
 def test_muons_updates_are_as_large_as_adams():

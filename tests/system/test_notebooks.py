@@ -26,6 +26,7 @@ NAMES = [
     "claims",
     "colab_tpu",
     "models_that_see",
+    "nnx_model",
     "quickstart",
     "reading_pictures",
     "your_own_model",
@@ -64,6 +65,12 @@ SHORTER = {
         "STEPS = 300": "STEPS = 2",
         'assert scores["convit"] > 0.85': "",
         "assert score > 0.1": "",
+    },
+    "nnx_model": {
+        "steps=600, log_every=200, checkpoint_every=300, eval_every=300": (
+            "steps=2, log_every=1, checkpoint_every=1, eval_every=2"
+        ),
+        "assert score > 0.9": "",
     },
     "quickstart": {
         "steps=300, warmup_steps=200, checkpoint_every=100, eval_every=100, eval_sentences=100": (

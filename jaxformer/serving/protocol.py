@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jaxformer.data.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
-from jaxformer.data.sentences import join_sentences, split_sentences
+from jaxformer.data.sentences import join_ranks, join_sentences, split_sentences
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.serving.body import Fields
 from jaxformer.serving.limits import Limits
@@ -332,7 +332,7 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
             line = _join_sentences(sentences, translations, query.target)
             n_best_lists.append(line["texts"] or sentences)
             details.append(line)
-        ranked.append(_join_ranks(n_best_lists, "\n".join))
+        ranked.append(join_ranks(n_best_lists, "\n".join))
 
     answer: dict[str, Any] = {"translatedText": [texts[0] for texts in ranked]}
 
@@ -365,17 +365,8 @@ def _join_sentences(
 
     n_best_lists = [each.texts or [text] for text, each in zip(sentences, found, strict=True)]
     return {
-        "texts": _join_ranks(n_best_lists, join),
-        "scores": _join_ranks([each.scores or [0.0] for each in found], sum),
+        "texts": join_ranks(n_best_lists, join),
+        "scores": join_ranks([each.scores or [0.0] for each in found], sum),
         "attention": None,
         "sentences": [each._asdict() for each in found],
     }
-
-
-def _join_ranks(lists: Sequence[Sequence[T]], join: Callable[[Iterable[T]], T]) -> list[T]:
-    """Joins the first items of all lists, the second ones, ...; the last of a list is repeated."""
-    joined = []
-    for rank in range(max(map(len, lists))):
-        of_rank = [each[min(rank, len(each) - 1)] for each in lists]
-        joined.append(join(of_rank))
-    return joined

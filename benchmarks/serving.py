@@ -38,6 +38,7 @@ from machine import machine
 from jaxformer import pretrained
 from jaxformer.cli.commands.serve import Address, run_server
 from jaxformer.interop.export import export_model
+from jaxformer.serving.app import make_app
 from jaxformer.serving.limits import Limits
 from jaxformer.serving.protocol import Sentence, Translation
 
@@ -189,7 +190,7 @@ def main() -> None:
         with Address(port=0).reserve() as reserved:
             limits = Limits(max_batch=options.max_batch, threads=options.threads)
             peer = CTranslate2(options.peer, options.beam, options.threads)
-            run_server(peer, limits, reserved)
+            run_server(make_app(peer, limits), reserved)
         return
     if options.text is None:
         parser.error("expected --text FILE")

@@ -26,8 +26,9 @@ PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
-# Pages or folders whose text the search leaves out: they mention everything, or are translated.
-NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/", "docs/README.zh-CN", "docs/claims.zh-CN")
+# Pages or folders whose text the search leaves out, since they mention everything.
+NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/")
+TRANSLATED = ".zh-CN"  # neither are pages with this ending searched
 
 os.environ["COLUMNS"] = "88"  # width of --help
 
@@ -127,7 +128,7 @@ def link_to_public_name(app, env, node, text):
 def leave_out_of_search(app, env):
     """Marks pages as Sphinx's field ``:nosearch:`` would, which GitHub would show."""
     for page in env.found_docs:
-        if page.startswith(NOT_SEARCHED):
+        if page.startswith(NOT_SEARCHED) or page.endswith(TRANSLATED):
             env.metadata[page]["nosearch"] = ""
 
 

@@ -20,10 +20,10 @@ from jaxformer.paper.table_commands import markdown_table
 from jaxformer.training.flops import peak_flops, training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
+CLAIMS = sorted(path.name for path in PROJECT.glob("docs/claims_*.md"))
 PAGES = (
     "LOG.md",
-    "claims.md",
-    "claims.zh-CN.md",
+    *CLAIMS,
     "corpora.md",
     "data.md",
     "paper.md",

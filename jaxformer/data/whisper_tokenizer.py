@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
+import numpy as np
+from jaxtyping import Bool, Int32
+
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, find_language
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
@@ -27,6 +30,9 @@ GENERATION_FIELDS = (
     "task_to_id",
 )
 TASKS = ("transcribe", "translate")
+# Times are multiples of 20 milliseconds.
+STEPS_PER_SECOND = 50
+_LATEST_FIRST_STEP = STEPS_PER_SECOND
 _TIME = re.compile(r"<\|(\d+\.\d\d)\|>")
 
 
@@ -44,6 +50,9 @@ class WhisperTokenizer(HuggingFaceTokenizer):
         English.
       suppressed: Our ids of tokens that no output has.
       suppressed_first: Our ids of tokens that no output begins with.
+      no_times: Our id of the token for no timestamps.
+      latest_first_step: Number of 20 milliseconds of the latest time with which an output may
+        begin; None for no limit.
     """
 
     form = "whisper"
@@ -70,7 +79,9 @@ class WhisperTokenizer(HuggingFaceTokenizer):
                 for task in TASKS:
                     self._tasks[task] = self._our_id(tasks[task])
 
-            self._no_times = self._our_id(self.generation["no_timestamps_token_id"])
+            self.no_times = self._our_id(self.generation["no_timestamps_token_id"])
+            latest = self.generation.get("max_initial_timestamp_index", _LATEST_FIRST_STEP)
+            self.latest_first_step = None if latest is None else operator.index(latest)
 
     @classmethod
     def of(
@@ -85,16 +96,18 @@ class WhisperTokenizer(HuggingFaceTokenizer):
         serialized = json.dumps(values)
         return cls(serialized.encode())
 
-    def prompt(self, language: str | None, task: str) -> list[int]:
-        """Returns the first tokens that a decoder reads, without timestamps.
+    def prompt(self, language: str | None, task: str, *, timed: bool = False) -> list[int]:
+        """Returns the first tokens that a decoder reads.
 
         Args:
           language: Code of the spoken language, such as "de"; None for a model of English.
           task: "transcribe", or "translate" to English.
+          timed: Whether the output has timestamps.
 
         Raises:
           UserError: The model has no such language or task.
         """
+        ends = [] if timed else [self.no_times]
         if not self.spoken:
             is_english = language in (None, "en")
             if not is_english or task != "transcribe":
@@ -102,14 +115,14 @@ class WhisperTokenizer(HuggingFaceTokenizer):
                     "expected no language but en and no task but transcribe, since the model is of "
                     f"English: got {language or 'en'} and {task}"
                 )
-            return [BOS, self._no_times]
+            return [BOS, *ends]
 
         if task not in self._tasks:
             raise UserError(f"expected the task {' or '.join(TASKS)}: got {task!r:.80}")
 
         language_token = find_language(language or "", self.spoken)
         task_token = self._tasks[task]
-        return [BOS, language_token, task_token, self._no_times]
+        return [BOS, language_token, task_token, *ends]
 
     @property
     def default_language(self) -> str | None:
@@ -149,6 +162,20 @@ class WhisperTokenizer(HuggingFaceTokenizer):
         numbers = map(operator.index, ids)
         text_ids = (number for number in numbers if number not in self._times)
         return super().decode(text_ids)
+
+    @functools.cached_property
+    def time_steps(self) -> Int32[np.ndarray, " V"]:
+        """Number of 20 milliseconds of the time that each token stands for; -1 for other tokens."""
+        steps = np.full(self.vocab_size, -1, np.int32)
+        for number, seconds in self._times.items():
+            steps[number] = round(seconds * STEPS_PER_SECOND)
+        return steps
+
+    @property
+    def is_text(self) -> Bool[np.ndarray, " V"]:
+        """True for the tokens of texts: the tokens before the end of a text in their order."""
+        theirs = self.their_ids
+        return (theirs >= 0) & (theirs < self.special["eos"])
 
     @functools.cached_property
     def _times(self) -> dict[int, float]:

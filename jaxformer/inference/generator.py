@@ -98,8 +98,7 @@ class Generator(AutoregressivePredictor):
         shown = 0
         ids: Sequence[int] = []
 
-        for _, hypotheses in self._decoder(max_tokens).stream([row]):
-            ids = hypotheses[0].tolist()
+        for _, ids in self.stream_ids([row], max_tokens=max_tokens):
             text = self.tokenizer.decode_settled(row.tokens, ids)
             if len(text) > shown:
                 yield text[shown:]
@@ -109,6 +108,27 @@ class Generator(AutoregressivePredictor):
         text = self.tokenizer.decode_after(row.tokens, ids)
         if len(text) > shown:
             yield text[shown:]
+
+    def stream_ids(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        search: Algorithm | None = None,
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yields indices of prompts, and the ids of all tokens so far that continue them.
+
+        Prompts are generated in batches; each chunk of tokens of a batch yields all of its prompts.
+        A text that has ended is padded.
+
+        Args:
+          prompts: Token ids, from :meth:`prompt_ids`, and the numbers of their random keys.
+          max_tokens: Number of tokens of each continuation.
+          search: Takes the place of the generator's search.
+        """
+        decoder = self._decoder(max_tokens, search)
+        for number, hypotheses in decoder.stream(prompts):
+            yield number, hypotheses[0].tolist()
 
     def prompt_ids(self, text: str) -> list[int]:
         """Returns the token ids of a prompt; an empty one begins a document, or else a line."""
@@ -136,19 +156,22 @@ class Generator(AutoregressivePredictor):
             longest=self.max_length,
         )
 
-    def _decoder(self, max_tokens: int) -> Decoder[Prompt, int, Int[np.ndarray, "N n"]]:
+    def _decoder(
+        self,
+        max_tokens: int,
+        search: Algorithm | None = None,
+    ) -> Decoder[Prompt, int, Int[np.ndarray, "N n"]]:
         """Returns the decoder of texts of at most so many tokens."""
-        return Decoder(self.models, self._search, Windows(max_tokens))
+        search = self._search_of_row(search or self.config.search)
+        return Decoder(self.models, search, Windows(max_tokens))
 
     @property
     def _ends_texts(self) -> bool:
         separator = getattr(self.config.data, "separator", "")
         return self.tokenizer.ends_texts or bool(separator)
 
-    @property
-    def _search(self) -> Algorithm:
+    def _search_of_row(self, search: Algorithm) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
-        search = self.config.search
         only_text = _OnlyText(may_end=self._ends_texts, num_tokens=self.tokenizer.vocab_size)
         constraints = (*search.constraints, only_text)
 

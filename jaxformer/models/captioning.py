@@ -26,7 +26,8 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
     Attributes:
       patch_size: Side of a patch in pixels.
       encoder_d_model: Width of the encoder, a :class:`~jaxformer.ViT`, whose other fields also
-        begin with ``encoder_``.
+        begin with ``encoder_``. With ``encoder_pooling="patches"``, it has no norm after its
+        layers, as in BEiT.
     """
 
     architecture: Literal["vision_encoder_decoder"] = "vision_encoder_decoder"
@@ -35,7 +36,11 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
     encoder_num_heads: int = setting(12, "size")
     encoder_num_layers: int = setting(12, "size")
     encoder_activation: Activation = "gelu_exact"
-    encoder_biases: Literal["all", "output"] = "all"
+    encoder_pooling: Literal["token", "patches"] = "token"
+    encoder_distilled: bool = False
+    encoder_positions: Literal["learned", "relative", "shared_relative"] = "learned"
+    encoder_layer_scale: float | None = setting(None, "positive")
+    encoder_biases: Literal["all", "except_key", "output"] = "all"
     encoder_norm_epsilon: float = setting(1e-12, "positive")
     encoder_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     encoder_attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
@@ -50,7 +55,10 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
         return ViTConfig(
             **pixels,
             num_classes=0,
-            pooling="token",
+            pooling=self.encoder_pooling,
+            distilled=self.encoder_distilled,
+            positions=self.encoder_positions,
+            layer_scale=self.encoder_layer_scale,
             patch_size=self.patch_size,
             d_model=self.encoder_d_model,
             d_ff=self.encoder_d_ff,
@@ -87,7 +95,7 @@ class VisionEncoderDecoder(ArrayEncoderDecoder):
         deterministic: bool = True,
         row_ids: RowIds = None,
     ) -> Encoded:
-        """Returns the features of the class token and of each patch."""
+        """Returns the features of the class token, and others of their kind, and of each patch."""
         features = self.encoder.features(images, deterministic, row_ids=row_ids)
         return Encoded(self._project(features))
 

@@ -1,6 +1,7 @@
 """The Vision Transformer (Dosovitskiy et al. 2021): the encoder of the paper on patches.
 
-With other values of a few fields, it is BEiT (Bao et al. 2022) or DINOv2 (Oquab et al. 2023).
+With other values of a few fields, it is DeiT (Touvron et al. 2021), BEiT (Bao et al. 2022) or
+DINOv2 (Oquab et al. 2023).
 """
 
 import dataclasses
@@ -38,6 +39,8 @@ class ViTConfig(PatchArchitecture, PaperArchitecture):
         patches, without such a token; "patches", the mean over the patches beside a class token,
         normalized after the mean, as in BEiT; or "token_and_patches", the class token beside the
         mean over the patches, as in DINOv2.
+      distilled: A second learned token after the class token, for distillation as in DeiT. No head
+        reads its features.
       positions: "learned", one vector for each token; or as in BEiT a bias of attention for each
         offset on the grid of patches: "relative", of each layer, or "shared_relative", of all.
       position_size: Side of the square pictures that positions were learned for, in pixels, if it
@@ -48,8 +51,9 @@ class ViTConfig(PatchArchitecture, PaperArchitecture):
       gated: Gated feed-forward networks, as in :class:`~jaxformer.FeedForward`.
     """
 
-    architecture: Literal["vit", "beit", "dinov2"] = "vit"
+    architecture: Literal["vit", "deit", "beit", "dinov2"] = "vit"
     pooling: Pooling = "token"
+    distilled: bool = False
     d_model: int = setting(768, "size")
     d_ff: int = setting(3072, "size")
     num_heads: int = setting(12, "size")
@@ -67,6 +71,12 @@ class ViTConfig(PatchArchitecture, PaperArchitecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        has_room = self.pooling == "token" and self.positions == "learned"
+        if self.distilled and not has_room:
+            raise UserError(
+                "model.distilled needs model.pooling=token and model.positions=learned: got "
+                f"{self.pooling} and {self.positions}"
+            )
         if self.position_size is None:
             return
 
@@ -81,11 +91,16 @@ class ViTConfig(PatchArchitecture, PaperArchitecture):
     def num_tokens(self) -> int:
         rows, columns = self.grid
         num_patches = rows * columns
-        return num_patches + self.has_class_token
+        return num_patches + self.num_other_tokens
 
     @property
     def has_class_token(self) -> bool:
         return self.pooling != "mean"
+
+    @property
+    def num_other_tokens(self) -> int:
+        """Number of learned tokens before the patches."""
+        return self.has_class_token + self.distilled
 
     @property
     def position_grid(self) -> tuple[int, int]:
@@ -97,9 +112,9 @@ class ViTConfig(PatchArchitecture, PaperArchitecture):
 
     @property
     def num_positions(self) -> int:
-        """Number of learned positions, the class token's included."""
+        """Number of learned positions, of the class token and of others, too."""
         rows, columns = self.position_grid
-        return rows * columns + self.has_class_token
+        return rows * columns + self.num_other_tokens
 
     @property
     def pooled_size(self) -> int:
@@ -158,6 +173,8 @@ class ViT(Model):
             self.positions = parameter(self, "positions", normal, (c.num_positions, c.d_model))
         if c.has_class_token:
             self.class_token = parameter(self, "class_token", normal, (c.d_model,))
+        if c.distilled:
+            self.distillation_token = parameter(self, "distillation_token", normal, (c.d_model,))
         if c.num_classes:
             self.classes = self._make_linear("classes", c.num_classes, inputs=c.pooled_size)
 
@@ -214,11 +231,17 @@ class ViT(Model):
         *,
         row_ids: RowIds = None,
     ) -> Float[Array, "B T D"]:
-        """Returns the output of the encoder: of the class token, if any, and of each patch."""
+        """Returns the output of the encoder: of the class token, if any, and of each patch.
+
+        In a distilled model, the second token is the token of distillation.
+        """
         c = self.config
         c.check_pictures("ViT", images)
 
         x = project(patches(images, c.patch_size), *self.patches, c.compute_dtype)  # [B, T, D]
+        if c.distilled:
+            distillation_token = jnp.zeros_like(x[:, :1]) + self.distillation_token
+            x = jnp.concatenate([distillation_token, x], axis=1)
         if c.has_class_token:
             class_token = jnp.zeros_like(x[:, :1]) + self.class_token  # [B, 1, D]
             x = jnp.concatenate([class_token, x], axis=1)
@@ -238,6 +261,6 @@ class ViT(Model):
         if c.position_grid == c.grid:
             return self.positions
 
-        first = int(c.has_class_token)
+        first = c.num_other_tokens
         resized = resize_grid(self.positions[first:], c.position_grid, c.grid)
         return jnp.concatenate([self.positions[:first], resized])

@@ -2,10 +2,12 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Float32
 
 from jaxformer.errors import UserError
 
@@ -47,7 +49,46 @@ def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
     # The frame of a time is centered at it; beyond the ends, the wave is reflected.
     waves = waves.astype(jnp.float32)
     padded = jnp.pad(waves, ((0, 0), (half, half)), mode="reflect")
-    num_frames = num_samples // HOP
+    logs = _mel_logs(padded, num_samples // HOP, num_bins)
+    return _limit(logs, logs.max(axis=(1, 2), keepdims=True))
+
+
+def long_log_mel(
+    wave: Float32[np.ndarray, " S"],
+    num_bins: int,
+    block: int,
+) -> Float32[np.ndarray, "T M"]:
+    """Returns the log-mel spectrogram of a recording of any length.
+
+    It is :func:`log_mel`'s, computed in blocks of so many frames, each with the samples around it.
+    A recording that is shorter than a frame of 25 milliseconds is padded with zeros to one.
+    """
+    missing = max(0, WINDOW - len(wave))
+    wave = np.pad(wave, (0, missing))
+    num_frames = len(wave) // HOP
+
+    # The last block is padded with silence.
+    half = WINDOW // 2
+    padded = np.pad(wave, half, mode="reflect")
+    num_blocks = -(-num_frames // block)
+    needed = num_blocks * block * HOP + WINDOW - HOP
+    padded = np.pad(padded, (0, max(0, needed - len(padded))))
+
+    blocks = []
+    for first in range(0, num_frames, block):
+        begin = first * HOP
+        end = begin + (block - 1) * HOP + WINDOW
+        blocks.append(_block_logs(padded[None, begin:end], block, num_bins))
+
+    # Frames of padding may not be the loudest.
+    logs = np.concatenate(jax.device_get(blocks), axis=1)[:, :num_frames]
+    loudest = logs.max()
+    features = [jax.device_get(_block_features(each, loudest)) for each in blocks]
+    return np.concatenate(features, axis=1)[0, :num_frames]
+
+
+def _mel_logs(padded: Float[Array, "B P"], num_frames: int, num_bins: int) -> Float[Array, "B T M"]:
+    """Returns logarithms to base 10 of the powers of the first frames."""
     starts = np.arange(num_frames) * HOP
     index = starts[:, None] + np.arange(WINDOW)  # [T, W]
     frames = padded[:, index]  # [B, T, W]
@@ -61,10 +102,19 @@ def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
 
     # Digital silence has no logarithm.
     audible = jnp.maximum(mels, _LEAST_POWER)
-    logs = jnp.log10(audible)
-    loudest = logs.max(axis=(1, 2), keepdims=True)
+    return jnp.log10(audible)
+
+
+_block_logs = jax.jit(_mel_logs, static_argnums=(1, 2))
+
+
+def _limit(logs: Float[Array, "B T M"], loudest: Float[ArrayLike, "..."]) -> Float[Array, "B T M"]:
+    """Returns features, given logarithms of powers and the largest of a recording."""
     limited = jnp.maximum(logs, loudest - _RANGE)
     return (limited + 4) / 4  # as in Whisper: about -1 to 1
+
+
+_block_features = jax.jit(_limit)
 
 
 @functools.cache

@@ -31,9 +31,9 @@ def patch_weights(
 ) -> Float[np.ndarray, "*rows I J"]:
     """Returns the attention to each patch: the class token's if there is one, else the mean."""
     down, across = grid
-    has_class_token = weights.shape[-1] > down * across
-    if has_class_token:
-        rows = weights[..., 0, 1:]
+    first_patch = weights.shape[-1] - down * across
+    if first_patch:
+        rows = weights[..., 0, first_patch:]
     else:
         rows = weights.mean(axis=-2)
     return rows.reshape(*rows.shape[:-1], *grid)

@@ -9,6 +9,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from jaxformer import Config, EncoderConfig, LabeledConfig, TrainingConfig, train
 from jaxformer.cli import main
@@ -18,6 +19,8 @@ from jaxformer.evaluation.classification_scores import bigram_classifiers, macro
 from jaxformer.experiment import make_task
 from jaxformer.inference.translator import Translator
 from jaxformer.runs.workdir import Workdir
+from jaxformer.serving.labels import make_labels
+from jaxformer.serving.limits import Limits
 from jaxformer.tasks.classification.classification_task import MaskedLoss
 from jaxformer.tasks.classification.text_classifier import Classifier
 from jaxformer.training.placement import BatchShards
@@ -321,3 +324,38 @@ def test_macro_f1_is_the_formula():
     of_c = 2 * 0 / (0 + 1)
     expected = 100 * (of_a + of_b + of_c) / 3
     assert macro_f1(found, gold) == pytest.approx(expected)
+
+
+def test_a_server_gives_the_labels_of_python(run):
+    classifier = Classifier.load(run)
+    limits = Limits(char_limit=100, batch_limit=3)
+    app = make_labels(classifier, "mood", limits)
+    texts = texts_of(lines(2, 3))
+    expected = classifier.classify(texts)
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.get("/labels").json() == classifier.labels
+        assert "/classify" in client.get("/").text
+
+        found = client.post("/classify", json={"q": texts}).json()
+        assert [each["label"] for each in found] == [label.label for label in expected]
+        for each, label in zip(found, expected, strict=True):
+            assert each["probability"] == pytest.approx(label.probability, abs=1e-5)
+            assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+            assert list(each["probabilities"]) == classifier.labels
+        # A form has a list only if the field is repeated.
+        assert client.post("/classify", data={"q": texts[0]}).json() == found[0]
+        assert client.post("/classify", data={"q": texts}).json() == found
+
+        for fields, message in [
+            ({}, "expected one parameter q: got 0"),
+            ({"q": 1}, "q must be a string or a list of strings"),
+            ({"q": []}, "q must be a string or a list of strings"),
+            ({"text": "a"}, "unknown parameter text; known: q"),
+            ({"q": ["a"] * 4}, "q: expected at most 3 texts: got 4"),
+            ({"q": "a" * 101}, "q: expected at most 100 characters in a text: got 101"),
+            ({"q": "é ß" * 20}, "tokens"),
+        ]:
+            response = client.post("/classify", json=fields)
+            assert response.status_code == 400
+            assert message in response.json()["error"]

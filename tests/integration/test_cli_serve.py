@@ -139,11 +139,14 @@ def test_a_server_that_is_stopped_before_it_runs_exits():
     code = """
 import signal
 import jaxformer.cli.commands.serve as command
+from jaxformer.serving.app import make_app
 class Backend:
     name = ""
     languages = {"en": ["de"]}
+    translate = None
 command.print = lambda *args, **options: signal.raise_signal(signal.SIGTERM)
-command.run_server(Backend(), command.Limits(), command.Address(port=0).reserve())
+app = make_app(Backend(), command.Limits())
+command.run_server(app, command.Address(port=0).reserve())
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 

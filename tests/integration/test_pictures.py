@@ -31,6 +31,7 @@ CLASSIFIERS = [
     "beit",
     "beit_absolute",
     "beit_shared",
+    "deit",
     "dinov2",
     "dinov2_gated",
     "dinov2_larger",
@@ -230,7 +231,7 @@ def test_the_features_of_the_page(tmp_path, monkeypatch):
     shutil.copytree(family.workdir, tmp_path / "runs" / "dinov2")
     monkeypatch.chdir(tmp_path)
 
-    found = pages.execute("vision.md", "BEiT and DINOv2", images=family.outputs["images"])
+    found = pages.execute("vision.md", "DeiT, BEiT and DINOv2", images=family.outputs["images"])
 
     assert relative_difference(found["tokens"], family.outputs["features"]) < 1e-5
     patches = family.outputs["features"][:, 1:].mean(axis=1)

@@ -25,7 +25,10 @@ from .families import imported, relative_difference, write_model
 pytest.importorskip("tokenizers")
 
 # An export has the decoder of the import; instead of RoBERTa's, it has BERT's.
-EXPORTED = ["vit_gpt2", "vit_gpt2_wide", "vit_bert", "vit_bert_wide", "trocr", "trocr_wide"]
+EXPORTED = [
+    *("vit_gpt2", "vit_gpt2_wide", "vit_bert", "vit_bert_wide", "trocr", "trocr_wide"),
+    *("deit_trocr", "beit_bert", "beit_trocr"),
+]
 WRITERS = [*EXPORTED, "vit_roberta"]
 LIMIT = 16
 
@@ -99,7 +102,7 @@ def test_an_export_of_a_roberta_decoder_is_a_bert_that_computes_the_same(tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder.model_type": "deit"}, "encoder and decoder of the types vit and gpt2, or vit"),
+        ({"encoder.model_type": "swin"}, "encoder and decoder of the types vit and gpt2, or vit"),
         ({"decoder.model_type": "electra"}, "got vit and electra"),
         ({"decoder.tie_word_embeddings": False}, "expected decoder.tie_word_embeddings to be True"),
         ({"decoder.embd_pdrop": 0.5}, "expected decoder.embd_pdrop to be decoder.resid_pdrop=0.1"),

@@ -1,4 +1,4 @@
-"""The command ``serve``: a translation server."""
+"""The command ``serve``: translations, completions or labels over HTTP."""
 
 import dataclasses
 import pathlib
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 from jaxformer import pretrained
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
-from jaxformer.cli.signatures import Option
-from jaxformer.data.languages import parse_pairs
+from jaxformer.cli.signatures import Option, flag
+from jaxformer.data.languages import Languages, parse_pairs
 from jaxformer.data.sentences import split_sentences
 from jaxformer.errors import UserError, needs_package
 from jaxformer.serving.limits import Limits
 
 if TYPE_CHECKING:
-    from jaxformer.serving.backend import Backend
+    from starlette.applications import Starlette
+
+    from jaxformer.kinds.kind import Kind
 
 _MAX_CONNECTIONS = 1000  # each holds at most --body-limit bytes; more get HTTP 503
 _GRACE = 30  # seconds to finish running requests
@@ -62,10 +64,11 @@ def serve(
 ) -> None:
     """Serve translations over HTTP, with LibreTranslate's protocol and a web page.
 
-    Sentences of many requests are translated together. The server listens when all programs are
-    compiled. SIGTERM finishes running requests.
+    A language model is served with the protocol of OpenAI's completions, and a classifier of texts
+    by POST /classify. Texts of many requests are computed together. The server listens when its
+    programs are compiled. SIGTERM finishes running requests.
 
-    Options:
+    Translations:
       languages: source and target language of a model that does not know its own, such as en-de for
         an imported T5; several pairs are separated by spaces (default: the model's)
       task_prefix: text before each sentence, which tells an imported T5 what to do, such as
@@ -76,24 +79,120 @@ def serve(
       jaxformer serve     # then open http://127.0.0.1:5000
 
       jaxformer serve --workdir runs/multi30k --host 0.0.0.0 --port 8000
+
+      jaxformer serve --workdir runs/shakespeare
     """
     with needs_package("starlette", "which serves HTTP", extra="serve"):
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    from jaxformer.serving.backend import TranslatorBackend
+    from jaxformer.config import read_config
+    from jaxformer.kinds.classification import CLASSIFICATION
+    from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+    from jaxformer.kinds.translation import TRANSLATION
+    from jaxformer.runs.workdir import Workdir
 
-    def report(step: str) -> None:
-        print(f"compiling {step}", file=sys.stderr)
+    kind = read_config(Workdir(workdir)).kind
+    if kind != TRANSLATION:
+        _check_translator_only(kind, languages=languages, task_prefix=task_prefix, split=split)
 
-    if split:
-        split_sentences("", "en")  # refuses to start without its package
-    pairs = parse_pairs(languages) if languages else None
     # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
-        translator = model.load(workdir, search.settings(workdir))
-        backend = TranslatorBackend(translator, pairs, task_prefix, _model_name(workdir))
-        backend.warm_up(limits.max_batch, report)
-        run_server(backend, limits, reserved, split=split)
+        if kind == TRANSLATION:
+            if split:
+                split_sentences("", "en")  # refuses to start without its package
+            pairs = parse_pairs(languages) if languages else None
+            app = _translations(
+                workdir,
+                model,
+                search,
+                limits,
+                languages=pairs,
+                task_prefix=task_prefix,
+                split=split,
+            )
+        elif kind == LANGUAGE_MODELING:
+            app = _completions(workdir, model, search, limits)
+        elif kind == CLASSIFICATION:
+            app = _labels(workdir, model, search, limits)
+        else:
+            raise UserError(
+                f"{workdir}: expected a translator, a language model or a classifier of texts, got "
+                f"{kind.description}, which has no server"
+            )
+        run_server(app, reserved)
+
+
+def _check_translator_only(kind: "Kind", **options: object) -> None:
+    for name, value in options.items():
+        if value:
+            raise UserError(
+                f"{flag(name)} is for translations: leave it out for {kind.description}"
+            )
+
+
+def _translations(
+    workdir: pathlib.Path,
+    model: ModelOptions,
+    search: SearchOptions,
+    limits: Limits,
+    *,
+    languages: Languages | None,
+    task_prefix: str,
+    split: bool,
+) -> "Starlette":
+    from jaxformer.serving.app import make_app
+    from jaxformer.serving.backend import TranslatorBackend
+
+    translator = model.load(workdir, search.settings(workdir))
+    backend = TranslatorBackend(translator, languages, task_prefix, _model_name(workdir))
+    backend.warm_up(limits.max_batch, _report)
+    return make_app(backend, limits, split=split)
+
+
+def _completions(
+    workdir: pathlib.Path,
+    model: ModelOptions,
+    search: SearchOptions,
+    limits: Limits,
+) -> "Starlette":
+    from jaxformer.inference.generator import Generator
+    from jaxformer.search import Sampling
+    from jaxformer.serving.completions import GeneratorBackend, make_completions
+
+    if model.shortlist:
+        raise UserError("--shortlist is for translations: leave it out for a language model")
+    settings = search.settings(workdir, default=Sampling(num_samples=1))
+    if not isinstance(settings, Sampling):
+        raise UserError("completions are sampled: leave the options of beam search out")
+    if "num_samples" in search.changes:
+        raise UserError("--samples: leave it out; clients ask for samples with the field n")
+
+    generator = model.load_as(Generator, workdir, settings)
+    GeneratorBackend(generator).warm_up(limits.max_batch, _report)
+    return make_completions(generator, _model_name(workdir), limits)
+
+
+def _labels(
+    workdir: pathlib.Path,
+    model: ModelOptions,
+    search: SearchOptions,
+    limits: Limits,
+) -> "Starlette":
+    from jaxformer.serving.labels import make_labels
+    from jaxformer.tasks.classification.text_classifier import Classifier
+
+    reason = "a classifier has neither a search nor an ensemble"
+    model.check_only("weights", reason=reason)
+    search.check_none(reason=reason)
+    classifier = Classifier.load(workdir, weights=model.weights)
+    print(f"{workdir}: {classifier.weights}", file=sys.stderr)
+    _report("labels")
+    classifier.probabilities([""])
+    return make_labels(classifier, _model_name(workdir), limits)
+
+
+def _report(step: str) -> None:
+    print(f"compiling {step}", file=sys.stderr)
 
 
 def _model_name(workdir: pathlib.Path) -> str:
@@ -106,20 +205,12 @@ def _model_name(workdir: pathlib.Path) -> str:
 COMMAND = Command("serve", serve, place=40)
 
 
-def run_server(
-    backend: "Backend",
-    limits: Limits,
-    reserved: socket.socket,
-    *,
-    split: bool = False,
-) -> None:
+def run_server(app: "Starlette", reserved: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT."""
     import uvicorn
 
-    from jaxformer.serving.app import make_app
-
     config = uvicorn.Config(
-        make_app(backend, limits, split=split),
+        app,
         access_log=False,
         log_level="warning",
         limit_concurrency=_MAX_CONNECTIONS,

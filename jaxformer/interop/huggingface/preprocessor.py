@@ -40,6 +40,7 @@ class Processor(NamedTuple):
 _PROCESSORS = {
     "ViT": Processor(resample=2),
     "Beit": Processor(resample=3),
+    "DeiT": Processor(resample=3, crops=True),
     "Bit": Processor(resample=3, crops=True, normalization=_OF_CLIP),
     "CLIP": Processor(resample=3, crops=True, normalization=_OF_CLIP),
 }
@@ -229,6 +230,12 @@ def _shortest_side(
 
 
 def _crops(fields: JsonFields, processor: Processor) -> bool:
+    # A picture that is resized to what is then cut out stays whole.
+    size = fields.values.get("size")
+    is_whole = isinstance(size, dict) and size == fields.values.get("crop_size")
+    if is_whole:
+        return False
+
     crops = fields.values.get("do_center_crop")
     if crops is None:
         return processor.crops

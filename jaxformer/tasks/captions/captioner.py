@@ -89,9 +89,11 @@ class Captioner(PictureWriter):
         rows, columns = config.encoder_section().grid
         weights = np.asarray(_attention(config, dequantize(member.params), pictures, tokens))
 
+        first_patch = weights.shape[-1] - rows * columns
         found = []
         for number, text in enumerate(texts):
-            to_patches = weights[:, number, :, : len(text), 1:]  # [L, H, T, patches]
+            # [L, H, T, patches]
+            to_patches = weights[:, number, :, : len(text), first_patch:]
             found.append(to_patches.reshape(*to_patches.shape[:3], rows, columns))
         return found
 

@@ -15,7 +15,7 @@ from jaxformer.config import data_section
 from jaxformer.data.loader import round_up
 from jaxformer.data.sound import Sound, standardize
 from jaxformer.data.speech import pad_sounds
-from jaxformer.data.tokenizer import BOS
+from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.errors import UserError
@@ -23,9 +23,12 @@ from jaxformer.inference.array_inputs import ArrayInput, ArrayInputs
 from jaxformer.inference.array_predictor import ArrayPredictor
 from jaxformer.inference.decoder import Decoder
 from jaxformer.kinds.transcription import TRANSCRIPTION, RecordingReader
+from jaxformer.models.whisper import WhisperConfig
+from jaxformer.nn.log_mel import long_log_mel
 from jaxformer.search import BeamSearch, Constraint
 from jaxformer.search.constraints import Suppress, SuppressFirst
-from jaxformer.tasks.transcriber import Transcriber
+from jaxformer.tasks.transcriber import Segment, Transcriber
+from jaxformer.tasks.transcription.timestamps import Reading, TimestampRules
 
 # Windows that are encoded together: in Whisper, each has 1,500 positions that see all others.
 _WINDOWS = 8
@@ -41,9 +44,10 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
     >>> transcriber.transcribe([read_sound(pathlib.Path("a.wav"))], language="de")  # doctest: +SKIP
     ['Das Haus ist alt.']
 
-    Whisper reads windows of 30 seconds. A longer recording is cut at quiet places into windows that
-    the model reads one by one, without timestamps: what is said across a cut may be lost or written
-    twice. A model that reads any number of seconds has windows of ``data.max_seconds``.
+    Whisper reads windows of 30 seconds. :meth:`transcribe` cuts a longer recording at quiet places
+    into windows that the model reads one by one, without timestamps: what is said across a cut may
+    be lost or written twice. In :meth:`transcribe_segments`, a window begins where the last segment
+    ended. A model that reads any number of seconds has windows of ``data.max_seconds``.
     """
 
     kinds = (TRANSCRIPTION,)
@@ -105,6 +109,53 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
             joined.append(separator.join(texts[first:end]).strip())
         return joined
 
+    def transcribe_segments(
+        self,
+        sounds: Sequence[Sound],
+        *,
+        language: str | None = None,
+        task: str | None = None,
+        report: Callable[[int], object] = lambda finished: None,
+    ) -> list[list[Segment]]:
+        tokenizer = self.tokenizer
+        model = self.config.model
+        if not isinstance(tokenizer, WhisperTokenizer) or not isinstance(model, WhisperConfig):
+            return super().transcribe_segments(sounds)
+
+        window, num_bins = model.features_shape
+        readings = []
+        for sound in sounds:
+            features = long_log_mel(sound.at(model.sample_rate), num_bins, block=window)
+            readings.append(Reading(features))
+        first_windows = [(reading.window(window),) for reading in readings]
+        prompts = self._prompts(first_windows, language, task, timed=True)
+
+        constraints = [*self.constraints, TimestampRules.of(tokenizer)]
+        longest_prompt = max((len(prompt) for prompt in prompts), default=0)
+        for count in itertools.count():
+            active = [n for n, reading in enumerate(readings) if not reading.is_finished]
+            if not active:
+                break
+
+            inputs = []
+            for n in active:
+                features = readings[n].window(window)
+                number = count * len(readings) + n
+                inputs.append(ArrayInput((features,), prompts[n], number))
+
+            found = self.decode_arrays(
+                inputs,
+                n_best=1,
+                max_tokens=self.max_length - longest_prompt,
+                constraints=constraints,
+            )
+            for n, hypotheses in zip(active, found, strict=True):
+                tokens = hypotheses[0].tokens if hypotheses else []
+                output = [token for token in tokens if token != EOS]
+                readings[n].read(output, tokenizer.time_steps, window, self.detokenize)
+            report(sum(readings[n].is_finished for n in active))
+        return [reading.segments for reading in readings]
+
     def detect_languages(self, sounds: Sequence[Sound]) -> list[str]:
         """Returns the code of the language of each recording, from its first window."""
         starts = [next(self._split(sound)) for sound in sounds]
@@ -157,6 +208,8 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
         arrays: Sequence[tuple[np.ndarray, ...]],
         language: str | None,
         task: str | None,
+        *,
+        timed: bool = False,
     ) -> list[list[int]]:
         """Returns the first tokens of the decoder for each recording.
 
@@ -164,6 +217,7 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
           arrays: What the encoder reads of the first window of each.
           language: As in :meth:`transcribe`; also ``task``.
           task: See there.
+          timed: Whether the texts have timestamps.
         """
         data = data_section(self.config, TranscriptsConfig)
         tokenizer = self.tokenizer
@@ -182,8 +236,8 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
             language = tokenizer.default_language
         if language is None and tokenizer.spoken:
             detected = self._detect_languages(arrays)
-            return [tokenizer.prompt(code, task) for code in detected]
-        return [tokenizer.prompt(language, task) for _ in arrays]
+            return [tokenizer.prompt(code, task, timed=timed) for code in detected]
+        return [tokenizer.prompt(language, task, timed=timed) for _ in arrays]
 
     def detect_languages_of(self, features: Sequence[Float32[np.ndarray, "F M"]]) -> list[str]:
         """Works as :meth:`detect_languages` does, given the features of the first windows."""

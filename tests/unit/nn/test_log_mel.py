@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.nn.log_mel import SAMPLE_RATE, log_mel, mel_filters
+from jaxformer.nn.log_mel import SAMPLE_RATE, log_mel, long_log_mel, mel_filters
 
 from ...fixtures.waves import random_wave
 
@@ -35,6 +35,18 @@ def test_equals_transformers(num_bins):
 
     found = features[:, stored["frames"]]
     np.testing.assert_allclose(found, stored[f"mels_{num_bins}"], atol=1e-4)
+
+
+def test_a_long_recording_is_computed_in_blocks():
+    """The loudest of its first frames limits the last ones; a short one is padded."""
+    wave = random_wave(1.03, seed=1)
+    wave[4000:] *= 1e-5
+    [expected] = np.asarray(jax.jit(log_mel, static_argnums=1)(wave[None], 80))
+    found = long_log_mel(wave, 80, block=40)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    assert long_log_mel(wave[:7], 80, block=40).shape == (2, 80)
 
 
 def test_filters_have_equal_areas():

@@ -59,9 +59,14 @@ def read_pictures(fields: JsonFields, height: int, width: int) -> dict[str, Any]
     }
 
 
-def read_image_size(fields: JsonFields) -> tuple[int, int]:
-    """Returns height and width; one number is the size of a square."""
-    size = fields.values["image_size"]
+def read_image_size(fields: JsonFields, section: str = "") -> tuple[int, int]:
+    """Returns height and width; one number is the size of a square.
+
+    Args:
+      fields: The fields of config.json.
+      section: Beginning of their names, such as "encoder.".
+    """
+    size = fields.values[f"{section}image_size"]
     is_pair = isinstance(size, list) and len(size) == 2
     height, width = size if is_pair else (size, size)
     fields.values |= {"height": height, "width": width}
@@ -106,7 +111,8 @@ class PictureFamily:
       layers: Names within a layer.
       unread: Names of tensors that only its pretraining reads.
       least_classes: Smallest number of classes of an export.
-      read: Returns further fields of ours, given height and width of the pictures.
+      read: Returns further fields of ours, height and width of the pictures among them, given the
+        beginning of the names of fields in config.json.
       write: Returns further fields of config.json.
       model: Values that our further fields may have.
       fits: Returns whether the values of several fields fit together in a file.
@@ -123,7 +129,7 @@ class PictureFamily:
     layers: LayerNames = VIT_LAYERS
     unread: tuple[str, ...] = ()
     least_classes: int = 0
-    read: Callable[[JsonFields], dict[str, Any]]
+    read: Callable[[JsonFields, str], dict[str, Any]]
     write: Callable[[ViTConfig], dict[str, Any]]
     model: Mapping[str, Any]
     fits: Callable[[ViTConfig], bool] = lambda model: True
@@ -139,7 +145,7 @@ class PictureFamily:
             only=self.only,
             ignored=self.ignored,
             lacks=self.lacks,
-            read=lambda fields: {"architecture": self.model_type, **self.read(fields)},
+            read=self.read_model,
             labels=read_labels,
             write=lambda model: {**self.write(model), **write_labels(model)},
             tensors=self.tensors,
@@ -162,12 +168,20 @@ class PictureFamily:
             fits=self.fits,
         )
 
+    def read_model(self, fields: JsonFields) -> dict[str, Any]:
+        """Returns further fields of ours, of a model that is not a part of another."""
+        ours = self.read(fields, "")
+        pictures = read_pictures(fields, ours["height"], ours["width"])
+        return {"architecture": self.model_type, **ours, **pictures}
+
     def network_of(self, model: ViTConfig) -> str:
         """Returns the name of the class in transformers."""
         return f"{self.classes}{HEAD if model.num_classes else 'Model'}"
 
     def tensors(self, model: ViTConfig) -> Iterator[Tensor]:
         yield Tensor("embeddings.cls_token", "11D", ("class_token",))
+        if model.distilled:
+            yield Tensor("embeddings.distillation_token", "11D", ("distillation_token",))
         if model.positions == "learned":
             yield Tensor("embeddings.position_embeddings", "1SD", ("positions",))
         if model.positions == "shared_relative":
@@ -228,30 +242,31 @@ def _sizes(model: ViTConfig) -> dict[str, int]:
     }
 
 
-def _read_vit(fields: JsonFields) -> dict[str, Any]:
-    height, width = read_image_size(fields)
-    return {**_read_biases(fields), **read_pictures(fields, height, width)}
+def _read_vit(fields: JsonFields, section: str) -> dict[str, Any]:
+    height, width = read_image_size(fields, section)
+    biases = _read_biases(fields, section)
+    return {"height": height, "width": width, "biases": biases}
 
 
 def _write_vit(model: ViTConfig) -> dict[str, Any]:
     return {**write_image_size(model.height, model.width), **_write_biases(model)}
 
 
-def _read_biases(fields: JsonFields) -> dict[str, Any]:
-    return {"biases": "all" if fields.boolean("qkv_bias") else "output"}
+def _read_biases(fields: JsonFields, section: str) -> str:
+    return "all" if fields.boolean(f"{section}qkv_bias") else "output"
 
 
 def _write_biases(model: ViTConfig) -> dict[str, Any]:
     return {"qkv_bias": model.biases == "all"}
 
 
-def _read_square(fields: JsonFields) -> int:
+def _read_square(fields: JsonFields, section: str) -> int:
     """Returns the side of the pictures of a family that transformers has for squares only."""
-    height, width = read_image_size(fields)
+    height, width = read_image_size(fields, section)
     if height != width:
         raise UserError(
-            f"{fields.place}: expected image_size to be one number, since transformers stretches "
-            f"the positions of other pictures: got {height} and {width}"
+            f"{fields.place}: expected {section}image_size to be one number, since transformers "
+            f"stretches the positions of other pictures: got {height} and {width}"
         )
     return height
 
@@ -270,22 +285,23 @@ _POSITION_FIELDS = (
 )
 
 
-def _read_beit(fields: JsonFields) -> dict[str, Any]:
-    flags = tuple(fields.boolean(name) for name in _POSITION_FIELDS)
+def _read_beit(fields: JsonFields, section: str) -> dict[str, Any]:
+    flags = tuple(fields.boolean(f"{section}{name}") for name in _POSITION_FIELDS)
     if flags not in _POSITIONS:
         given = ", ".join(map(str, flags))
-        raise UserError(
-            f"{fields.place}: expected one of {', '.join(_POSITION_FIELDS)} to be true: got {given}"
-        )
+        names = ", ".join(f"{section}{name}" for name in _POSITION_FIELDS)
+        raise UserError(f"{fields.place}: expected one of {names} to be true: got {given}")
 
-    side = _read_square(fields)
-    scale = fields.number("layer_scale_init_value")
+    side = _read_square(fields, section)
+    scale = fields.number(f"{section}layer_scale_init_value")
+    has_mean = fields.boolean(f"{section}use_mean_pooling")
     return {
+        "height": side,
+        "width": side,
         "positions": _POSITIONS[flags],
-        "pooling": "patches" if fields.boolean("use_mean_pooling") else "token",
+        "pooling": "patches" if has_mean else "token",
         "layer_scale": scale if scale > 0 else None,
         "biases": "except_key",
-        **read_pictures(fields, side, side),
     }
 
 
@@ -313,23 +329,24 @@ def _ratios(model: ViTConfig) -> Iterator[int]:
             yield ratio
 
 
-def _read_dinov2(fields: JsonFields) -> dict[str, Any]:
-    trained = _read_square(fields)
+def _read_dinov2(fields: JsonFields, section: str) -> dict[str, Any]:
+    trained = _read_square(fields, section)
     crop = crop_size(fields)
     height, width = (trained, trained) if crop is None else crop
     has_other_size = (height, width) != (trained, trained)
 
-    d_model = fields.integer("hidden_size")
-    ratio = fields.integer("mlp_ratio")
+    d_model = fields.integer(f"{section}hidden_size")
+    ratio = fields.integer(f"{section}mlp_ratio")
     values = {
+        "height": height,
+        "width": width,
         "d_ff": ratio * d_model,
         "pooling": "token_and_patches",
         "position_size": trained if has_other_size else None,
-        "layer_scale": fields.number("layerscale_value"),
-        **_read_biases(fields),
-        **read_pictures(fields, height, width),
+        "layer_scale": fields.number(f"{section}layerscale_value"),
+        "biases": _read_biases(fields, section),
     }
-    if fields.boolean("use_swiglu_ffn"):
+    if fields.boolean(f"{section}use_swiglu_ffn"):
         # Its networks have this activation, whatever hidden_act says.
         values |= {"d_ff": _gated_size(d_model, ratio), "gated": True, "activation": "swish"}
     return values
@@ -361,7 +378,7 @@ _OF_OTHER_CLASSES = (
     "use_mask_token|stage_names|out_(features|indices)|reshape_hidden_states|drop_path_rate"
 )
 
-VIT = PictureFamily(
+VIT_FAMILY = PictureFamily(
     model_type="vit",
     classes="ViT",
     prefix="vit.",
@@ -372,9 +389,21 @@ VIT = PictureFamily(
     read=_read_vit,
     write=_write_vit,
     model={"biases": ["all", "output"]},
-).layout()
+)
+VIT = VIT_FAMILY.layout()
 
-BEIT = PictureFamily(
+# ViT with one more token. The head with a teacher, which reads that token, is refused.
+DEIT_FAMILY = dataclasses.replace(
+    VIT_FAMILY,
+    model_type="deit",
+    classes="DeiT",
+    prefix="deit.",
+    read=lambda fields, section: {**_read_vit(fields, section), "distilled": True},
+    model={"biases": ["all", "output"], "distilled": [True]},
+)
+DEIT = DEIT_FAMILY.layout()
+
+BEIT_FAMILY = PictureFamily(
     model_type="beit",
     classes="Beit",
     prefix="beit.",
@@ -398,7 +427,8 @@ BEIT = PictureFamily(
         "biases": ["except_key"],
     },
     fits=lambda model: model.height == model.width,
-).layout()
+)
+BEIT = BEIT_FAMILY.layout()
 
 DINOV2 = PictureFamily(
     model_type="dinov2",

@@ -1,4 +1,4 @@
-"""A Vision Transformer and a decoder in transformers' layout: a layout for each decoder."""
+"""A Vision Transformer and a decoder in transformers' layout: a layout for each pair of them."""
 
 import functools
 from collections.abc import Iterator
@@ -17,7 +17,13 @@ from jaxformer.interop.huggingface.layouts.array_decoders import (
     pair_sizes,
     pair_tensors,
 )
-from jaxformer.interop.huggingface.layouts.pictures import EXPRESSED, VIT, write_image_size
+from jaxformer.interop.huggingface.layouts.pictures import (
+    BEIT_FAMILY,
+    DEIT_FAMILY,
+    EXPRESSED,
+    VIT_FAMILY,
+    PictureFamily,
+)
 from jaxformer.interop.huggingface.layouts.text_models import SPECIAL
 from jaxformer.interop.huggingface.preprocessor import read_preprocessor, write_preprocessor
 from jaxformer.interop.json_fields import JsonFields
@@ -35,81 +41,92 @@ tokens = model.generate(torch.zeros(1, encoder.num_channels, *sides))
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 """
 # Fields of the encoder that have the same names here.
-_SHARED = ("channels", "patch_size")
+_SHARED = ("channels", "height", "patch_size", "width")
 _TROCR_TOKENS = {"pad": "pad_token", "eos": "eos_token", "unk": "unk_token"}
 
 
-def _encoder_fields() -> dict[str, str]:
-    """Returns the fields of the section ``encoder``, and ours."""
-    fields = {}
-    for theirs, ours in VIT.fields.items():
-        fields[f"encoder.{theirs}"] = ours if ours in _SHARED else f"encoder_{ours}"
-    return fields
+# What a model of the encoder alone reads, and programs of pretraining.
+_ENCODER_BUFFERS = (
+    r"encoder\.pooler\.(dense|layernorm)\.(weight|bias)"
+    r"|encoder\.embeddings\.mask_token|encoder\..*relative_position_index"
+)
 
 
-def _read(decoder: ArrayDecoder, fields: JsonFields) -> dict[str, Any]:
-    # One number is the size of a square, two are height and width.
-    size = fields.values["encoder.image_size"]
-    is_pair = isinstance(size, list) and len(size) == 2
-    height, width = size if is_pair else (size, size)
-    fields.values |= {"height": height, "width": width}
-    height = fields.integer("height")
-    width = fields.integer("width")
+def _our_name(name: str) -> str:
+    """Returns our name of a field of the encoder."""
+    return name if name in _SHARED else f"encoder_{name}"
 
+
+def _read(family: PictureFamily, decoder: ArrayDecoder, fields: JsonFields) -> dict[str, Any]:
+    of_encoder = family.read(fields, "encoder.")
     channels = fields.integer("encoder.num_channels")
-    has_all_biases = fields.boolean("encoder.qkv_bias")
+    pixels = read_preprocessor(fields, channels, of_encoder["height"], width=of_encoder["width"])
     return {
-        "height": height,
-        "width": width,
-        "encoder_biases": "all" if has_all_biases else "output",
+        **{_our_name(name): value for name, value in of_encoder.items()},
         **decoder.settings,
         **decoder.read(fields),
-        **read_preprocessor(fields, channels, height, width=width),
+        **pixels,
     }
 
 
-def _write(decoder: ArrayDecoder, model: VisionEncoderDecoderConfig) -> dict[str, Any]:
-    encoder = {
-        **write_image_size(model.height, model.width),
-        "qkv_bias": model.encoder_biases == "all",
-    }
+def _write(
+    family: PictureFamily,
+    decoder: ArrayDecoder,
+    model: VisionEncoderDecoderConfig,
+) -> dict[str, Any]:
     return {
         "tie_word_embeddings": False,  # of encoder and decoder
-        **in_section("encoder", encoder),
+        **in_section("encoder", family.write(model.encoder_section())),
         **in_section("decoder", decoder.write(model)),
     }
 
 
-def _tensors(decoder: ArrayDecoder, model: VisionEncoderDecoderConfig) -> Iterator[Tensor]:
-    return pair_tensors(VIT.tensors(model.encoder_section()), decoder, model)
+def _tensors(
+    family: PictureFamily,
+    decoder: ArrayDecoder,
+    model: VisionEncoderDecoderConfig,
+) -> Iterator[Tensor]:
+    encoder = model.encoder_section()
+    for tensor in pair_tensors(family.tensors(encoder), decoder, model):
+        # The norm after the mean over the patches, which nothing reads here.
+        if not tensor.name.startswith("encoder.pooler."):
+            yield tensor
 
 
-def _layout(decoder: ArrayDecoder) -> Layout:
+def _layout(family: PictureFamily, decoder: ArrayDecoder) -> Layout:
+    encoder_fields = {theirs: _our_name(ours) for theirs, ours in family.fields.items()}
+    encoder_values = {_our_name(ours): values for ours, values in family.model.items()}
     return Layout(
         model_type="vision-encoder-decoder",
-        parts={"encoder": "vit", "decoder": decoder.model_type},
+        parts={"encoder": family.model_type, "decoder": decoder.model_type},
         network="VisionEncoderDecoderModel",
         section=VisionEncoderDecoderConfig,
         sections=("encoder", "decoder"),
-        fields={**_encoder_fields(), **in_section("decoder", dict(decoder.fields))},
+        fields={
+            **in_section("encoder", encoder_fields),
+            **in_section("decoder", dict(decoder.fields)),
+        },
         defaults={
-            **in_section("encoder", dict(VIT.defaults)),
+            **in_section("encoder", dict(family.defaults)),
             **in_section("decoder", dict(decoder.defaults)),
         },
         only={
             "is_encoder_decoder": True,
-            **in_section("encoder", {"model_type": "vit", **VIT.only}),
+            **in_section("encoder", {"model_type": family.model_type, **family.only}),
             **in_section("decoder", {"model_type": decoder.model_type, **decoder.only}),
         },
         ignored=(
-            f"encoder[.]({VIT.ignored}|is_decoder|add_cross_attention|tie_word_embeddings)"
+            f"encoder[.]({family.ignored}|is_decoder|add_cross_attention|tie_word_embeddings)"
             f"|decoder[.]({decoder.ignored})|tie_word_embeddings|processor_class"
         ),
-        lacks=in_section("decoder", dict(decoder.lacks)),
-        read=functools.partial(_read, decoder),
-        write=functools.partial(_write, decoder),
-        tensors=functools.partial(_tensors, decoder),
-        sizes=functools.partial(pair_sizes, VIT, decoder),
+        lacks={
+            **in_section("encoder", dict(family.lacks)),
+            **in_section("decoder", dict(decoder.lacks)),
+        },
+        read=functools.partial(_read, family, decoder),
+        write=functools.partial(_write, family, decoder),
+        tensors=functools.partial(_tensors, family, decoder),
+        sizes=functools.partial(pair_sizes, family.layout(), decoder),
         orders=decoder.orders,
         vocab_fields=("decoder.vocab_size",),
         special=SPECIAL,
@@ -118,19 +135,27 @@ def _layout(decoder: ArrayDecoder) -> Layout:
         preprocessor=write_preprocessor,
         example=_EXAMPLE,
         tasks=(),
-        # The output of the encoder's pooler is not used.
-        buffers=rf"encoder\.pooler\.dense\.(weight|bias)|{DECODER_BUFFERS}",
+        buffers=f"{_ENCODER_BUFFERS}|{DECODER_BUFFERS}",
         expressed={
             **EXPRESSED,
+            **encoder_values,
             **{name: [value] for name, value in decoder.settings.items()},
             **decoder.expressed,
-            "encoder_biases": ["all", "output"],
         },
+        fits=lambda model: family.fits(model.encoder_section()),
         is_exported=decoder.is_exported,
     )
 
 
-VIT_GPT2 = _layout(GPT2)
-VIT_BERT = _layout(BERT)
-VIT_ROBERTA = _layout(ROBERTA)
-VIT_TROCR = _layout(TROCR)
+VIT_GPT2 = _layout(VIT_FAMILY, GPT2)
+VIT_BERT = _layout(VIT_FAMILY, BERT)
+VIT_ROBERTA = _layout(VIT_FAMILY, ROBERTA)
+VIT_TROCR = _layout(VIT_FAMILY, TROCR)
+DEIT_GPT2 = _layout(DEIT_FAMILY, GPT2)
+DEIT_BERT = _layout(DEIT_FAMILY, BERT)
+DEIT_ROBERTA = _layout(DEIT_FAMILY, ROBERTA)
+DEIT_TROCR = _layout(DEIT_FAMILY, TROCR)
+BEIT_GPT2 = _layout(BEIT_FAMILY, GPT2)
+BEIT_BERT = _layout(BEIT_FAMILY, BERT)
+BEIT_ROBERTA = _layout(BEIT_FAMILY, ROBERTA)
+BEIT_TROCR = _layout(BEIT_FAMILY, TROCR)

@@ -16,7 +16,12 @@ from jaxformer.interop.huggingface.foreign_layout import (
 from jaxformer.interop.huggingface.layouts.array_decoders import in_section
 from jaxformer.interop.huggingface.layouts.bert import BERT, ENCODER_FIELDS
 from jaxformer.interop.huggingface.layouts.clip import vision_tower_tensors
-from jaxformer.interop.huggingface.layouts.pictures import EXPRESSED, VIT, write_image_size
+from jaxformer.interop.huggingface.layouts.pictures import (
+    EXPRESSED,
+    VIT,
+    read_image_size,
+    write_image_size,
+)
 from jaxformer.interop.huggingface.preprocessor import read_preprocessor, write_preprocessor
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vision_text import VisionTextDualEncoderConfig
@@ -139,13 +144,7 @@ class Vision:
 
     def read(self, fields: JsonFields) -> dict[str, Any]:
         """Returns our fields that no table has."""
-        # One number is the size of a square, two are height and width.
-        size = fields.values[f"{_VISION}.image_size"]
-        is_pair = isinstance(size, list) and len(size) == 2
-        height, width = size if is_pair else (size, size)
-        fields.values |= {"height": height, "width": width}
-        height = fields.integer("height")
-        width = fields.integer("width")
+        height, width = read_image_size(fields, f"{_VISION}.")
 
         reason = "pooler has the width of the encoder"
         hidden_size = fields.values[f"{_VISION}.hidden_size"]

@@ -46,6 +46,10 @@ EXECUTED = {
     "docs/whisper.md": "integration/test_whisper.py",
 }
 
+# Nobody reads these from beginning to end.
+LISTS = {"CHANGELOG.md", *map(name, DOCS.glob("log/*.md")), *map(name, DOCS.glob("reference/*.md"))}
+MOST_WORDS = 3000
+
 OURS = re.compile(
     r"(?:^|(?<=[|&$l] ))(?:jaxformer |make |python train\.py|python -m jaxf|python benchm)"
 )
@@ -172,6 +176,13 @@ def test_links_lead_somewhere(page):
         path = (page.parent / file).resolve() if file else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_are_short(page):
+    """More is for two pages; each has one of the things that a reader wants."""
+    if name(page) not in LISTS:
+        assert len(read(page).split()) <= MOST_WORDS
 
 
 def public_modules():

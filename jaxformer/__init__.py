@@ -5,15 +5,15 @@ text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig, CLIPConfig,
              CNNConfig, ConViTConfig, EncoderDecoderConfig, FlamingoConfig, GatoConfig, GPT2Config,
-             LlamaConfig, LongT5Config, SpeechEncoderDecoderConfig, StudentConfig, SwinConfig,
-             T5Config, ViTConfig, VisionEncoderDecoderConfig, VisionTextDualEncoderConfig,
-             Wav2Vec2Config, WhisperConfig,
+             LlamaConfig, LongT5Config, RecurrentConfig, SpeechEncoderDecoderConfig, StudentConfig,
+             SwinConfig, T5Config, ViTConfig, VisionEncoderDecoderConfig,
+             VisionTextDualEncoderConfig, Wav2Vec2Config, WhisperConfig,
              DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig,
              ImageTextConfig, CaptionsConfig, InterleavedConfig, SpeechConfig,
              TranscriptsConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, CNN, ConViT, EncoderDecoder,
-             Flamingo, Gato, GPT2, Llama, LongT5, T5, SpeechEncoderDecoder, Student, Swin, ViT,
-             VisionEncoderDecoder, VisionTextDualEncoder, Wav2Vec2, Whisper
+             Flamingo, Gato, GPT2, Llama, LongT5, T5, Recurrent, SpeechEncoderDecoder, Student,
+             Swin, ViT, VisionEncoderDecoder, VisionTextDualEncoder, Wav2Vec2, Whisper
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask, padding_mask

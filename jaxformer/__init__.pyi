@@ -63,6 +63,8 @@ from jaxformer.models.llama import Llama as Llama
 from jaxformer.models.llama import LlamaConfig as LlamaConfig
 from jaxformer.models.longt5 import LongT5 as LongT5
 from jaxformer.models.longt5 import LongT5Config as LongT5Config
+from jaxformer.models.recurrent import Recurrent as Recurrent
+from jaxformer.models.recurrent import RecurrentConfig as RecurrentConfig
 from jaxformer.models.speech_text import SpeechEncoderDecoder as SpeechEncoderDecoder
 from jaxformer.models.speech_text import SpeechEncoderDecoderConfig as SpeechEncoderDecoderConfig
 from jaxformer.models.student import Student as Student

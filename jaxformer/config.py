@@ -40,6 +40,7 @@ from jaxformer.kinds.selection import kind_of, known_kinds
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
+from jaxformer.models.recurrent import RecurrentConfig
 from jaxformer.models.student import StudentConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling, serialization
@@ -59,6 +60,7 @@ __all__ = [  # Users import the sections of a config from here, too.
     "LabeledConfig",
     "MeshConfig",
     "ModelConfig",
+    "RecurrentConfig",
     "StreamConfig",
     "StudentConfig",
     "TrainingConfig",

@@ -65,8 +65,8 @@ class DataConfig(DataSection):
       corpus: "text" reads line-aligned files, "parquet" and "jsonl" files of rows with a column
         "translation", "tsv" files with source, tab and target on each line, "csv" files with named
         columns, "tmx" and "xliff" translation memories, "tfds" a TensorFlow Datasets translation
-        builder, "numerals" generates English and German number words, "trees" reads treebanks: the
-        source is the words, the target is the tree (section 6.3).
+        builder, "numerals" generates number words, in English, German or Chinese, "trees" reads
+        treebanks: the source is the words, the target is the tree (section 6.3).
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; the default of TFDS when empty.
       source_language: Language code of the source; also the file extension for "text".

@@ -1,4 +1,4 @@
-"""A generated corpus of English and German number words, "seven" -> "sieben".
+"""A generated corpus of English, German and Chinese number words, "seven" -> "sieben".
 
 It needs no download, and is large enough to test generalization: the held-out numbers are not in
 the training split. Write a split to files, for ``jaxformer evaluate``:
@@ -49,6 +49,7 @@ _GERMAN = (
     "sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig "
     "neunzig"
 )
+_CHINESE_DIGITS = "零一二三四五六七八九"
 _ENGLISH_WORDS = dict(zip(_NUMBERS, _ENGLISH.split(), strict=True))
 _GERMAN_WORDS = dict(zip(_NUMBERS, _GERMAN.split(), strict=True))
 
@@ -115,7 +116,43 @@ def _german_stem(number: int) -> str:
     return spelled + _german_stem(rest)
 
 
-_SPELLERS = {"en": spell_english, "de": spell_german}
+def spell_chinese(number: int) -> str:
+    """Spells a number from 0 to 999,999 in Chinese, with 二 for every two.
+
+    A zero, 零, stands for any number of zeros between other digits, also of 万, 10,000.
+
+    >>> spell_chinese(247), spell_chinese(1005), spell_chinese(120_300)
+    ('二百四十七', '一千零五', '十二万零三百')
+    """
+    if number == 0:
+        return _CHINESE_DIGITS[0]
+
+    myriads, rest = divmod(number, 10_000)
+    spelled = _chinese_digits(rest)
+    if myriads:
+        has_gap = 0 < rest < 1000
+        gap = _CHINESE_DIGITS[0] if has_gap else ""
+        spelled = f"{_chinese_digits(myriads)}万{gap}{spelled}"
+
+    # Ten at the beginning is 十, and within a number 一十.
+    return spelled[1:] if spelled.startswith("一十") else spelled
+
+
+def _chinese_digits(number: int) -> str:
+    """Spells a number below 10,000; nothing for 0."""
+    spelled = ""
+    for unit, name in ((1000, "千"), (100, "百"), (10, "十"), (1, "")):
+        digit, rest = divmod(number, unit)
+        if digit:
+            spelled += f"{_CHINESE_DIGITS[digit]}{name}"
+        has_gap = digit and 0 < rest < unit // 10
+        if has_gap:
+            spelled += _CHINESE_DIGITS[0]
+        number = rest
+    return spelled
+
+
+_SPELLERS = {"en": spell_english, "de": spell_german, "zh": spell_chinese}
 
 
 class NumeralsCorpus:
@@ -127,8 +164,8 @@ class NumeralsCorpus:
         for language in (source_language, target_language):
             if language not in _SPELLERS:
                 raise UserError(
-                    f"the numerals corpus is in en and de: got {language!r} as data.source_language"
-                    " or data.target_language"
+                    f"the numerals corpus is in en, de and zh: got {language!r} as "
+                    "data.source_language or data.target_language"
                 )
         self._spellers = (_SPELLERS[source_language], _SPELLERS[target_language])
 
@@ -175,13 +212,15 @@ def _permutation(count: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Writes one split to SPLIT.en and SPLIT.de."""
+    """Writes one split to a file for each language, SPLIT.en and SPLIT.de by default."""
     parser = argparse.ArgumentParser(description="Write number words to text files.")
     parser.add_argument("split", choices=SPLITS)
     parser.add_argument("--directory", type=local_path, default=pathlib.Path())
+    parser.add_argument("--languages", nargs="+", choices=_SPELLERS, default=["en", "de"])
     options = parser.parse_args()
 
-    for language, spell in _SPELLERS.items():
+    for language in options.languages:
+        spell = _SPELLERS[language]
         path = options.directory / f"{options.split}.{language}"
         lines = [f"{spell(number)}\n" for number in numbers_in(options.split)]
         content = "".join(lines)

@@ -1,11 +1,14 @@
 """Splitting of paragraphs into sentences, which is what translation models are trained on."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from jaxformer.checks import check_unicode
 from jaxformer.data.languages import short_code
 from jaxformer.errors import needs_package
+
+T = TypeVar("T")
 
 # Languages that are written without spaces between sentences.
 _WITHOUT_SPACES = ("ja", "zh", "zh-Hant")
@@ -51,3 +54,16 @@ def join_sentences(sentences: Iterable[str], language: str) -> str:
     """
     separator = "" if short_code(language) in _WITHOUT_SPACES else " "
     return separator.join(filter(None, sentences))
+
+
+def join_ranks(lists: Sequence[Sequence[T]], join: Callable[[Iterable[T]], T]) -> list[T]:
+    """Joins the first items of all lists, the second ones, ...; the last of a list is repeated.
+
+    >>> join_ranks([["one", "a"], ["dog"]], " ".join)
+    ['one dog', 'a dog']
+    """
+    joined = []
+    for rank in range(max(map(len, lists), default=0)):
+        of_rank = [each[min(rank, len(each) - 1)] for each in lists]
+        joined.append(join(of_rank))
+    return joined

@@ -193,7 +193,7 @@ def _array_batch(
     )
 
 
-def _stack(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
+def _stack(arrays: Sequence[np.ndarray | np.generic], rows: int) -> np.ndarray:
     """Stacks arrays, with zeros for the missing rows."""
     stacked = np.stack(arrays)
     padded = np.zeros((rows, *stacked.shape[1:]), stacked.dtype)

@@ -270,10 +270,10 @@ def recorded_weights(
       UserError: The layers do not sow their weights, as
         :class:`~jaxformer.MultiHeadAttention` does.
     """
-    path = ("intermediates", stack, "layers", sublayer, "weights")
-    found: Any = recorded
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
+    layers: Any = recorded.get("intermediates", {}).get(stack, {})
+    # A recurrence is a single layer, and no stack.
+    layers = layers.get("layers", layers)
+    found = layers.get(sublayer, {}).get("weights")
 
     if found is None:
         raise UserError(

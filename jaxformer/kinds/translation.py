@@ -5,6 +5,7 @@ from jaxformer.kinds.kind import TOKENS, Kind
 from jaxformer.models.bart import Bart
 from jaxformer.models.encoder_decoder import EncoderDecoder
 from jaxformer.models.longt5 import LongT5
+from jaxformer.models.recurrent import Recurrent
 from jaxformer.models.student import Student
 from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
@@ -18,6 +19,6 @@ TRANSLATION = Kind(
     use="translate with jaxformer translate --workdir {workdir}",
     corpora=_CORPORA,
     data=DataConfig,
-    networks=(Transformer, T5, LongT5, Bart, EncoderDecoder, Student),
+    networks=(Transformer, T5, LongT5, Bart, EncoderDecoder, Student, Recurrent),
     inputs=lambda model: (TOKENS, TOKENS),  # of the source and of the target
 )

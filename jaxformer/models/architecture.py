@@ -159,6 +159,13 @@ class Architecture:
         """Number of layers of the decoder, or of the only stack."""
         return self.num_layers
 
+    def pair_multiplications(self, src_length: int, tgt_length: int) -> int | None:
+        """Returns the multiplications of the forward pass of a pair of sequences.
+
+        None for models of the paper's layers, whose multiplications their sizes determine.
+        """
+        return None
+
     @property
     def feed_forward_matrices(self) -> int:
         """Number of matrices of a feed-forward network, to count operations."""

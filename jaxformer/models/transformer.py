@@ -12,7 +12,7 @@ from jaxformer.models.stepwise import StepwiseModel
 from jaxformer.nn.argument_checks import check_ids, check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys, Memory
-from jaxformer.nn.stack import Stack, StackCache
+from jaxformer.nn.stack import StackCache
 
 
 class Transformer(StepwiseModel):
@@ -60,11 +60,11 @@ class Transformer(StepwiseModel):
         return self._make_embedding(self.src_table, "src_positions")
 
     @nn.nowrap
-    def _make_encoder(self) -> Stack:
+    def _make_encoder(self) -> Any:
         return make_stack(self.config.encoder_settings(), remat=self.remat)
 
     @nn.nowrap
-    def _make_decoder(self) -> Stack:
+    def _make_decoder(self) -> Any:
         return make_stack(
             self.config.decoder_settings(),
             causal=True,

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
@@ -279,6 +280,6 @@ def _all_visible(encoded: Float[Array, "B S D"]) -> Int[Array, "B S"]:
     return jnp.ones(encoded.shape[:2], jnp.int32)
 
 
-def _sinusoids(key: Array, shape: tuple[int, int], dtype: jnp.dtype) -> Float[Array, "S D"]:
+def _sinusoids(key: Array, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, "S D"]:
     """Returns the sinusoids, as an initializer of a parameter."""
     return jnp.asarray(tensor2tensor_positions(*shape), dtype)

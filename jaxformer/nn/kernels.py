@@ -588,7 +588,7 @@ def additive_attention(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns additive attention (section 3.2.1; Bahdanau et al. 2015) and its weights.
 
-    No model uses it; it is for comparison. The mask and the results are as for
+    :class:`~jaxformer.Recurrent` decodes with it. The mask and the results are as for
     :func:`dot_product_attention`. Queries and keys are already multiplied by the network's
     matrices; ``vector`` has the weights of its output.
     """

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
 from jaxformer.plots import figure
@@ -26,18 +27,21 @@ def attention_map(
     keys: Sequence[str],
     path: pathlib.Path,
     title: str,
-    names: Sequence[int] | None = None,
+    panels: Sequence[str] | None = None,
+    *,
+    annotate: bool = False,
 ) -> None:
     """Draws the attention weights of one layer as a PNG or SVG, one panel for each head.
 
     Rows are queries and columns are keys, labeled from the top and from the left. All heads share
-    one color scale, from 0 to the largest weight. ``names`` are the numbers of the heads, by
-    default from 1. See :func:`token_label` for the labels, and
-    :func:`~jaxformer.plots.figure.save_figure` for the formats.
+    one color scale, from 0 to the largest weight. ``panels`` are the titles of the heads, by
+    default "head 1" and so on. With ``annotate``, each cell has its weight in percent. See
+    :func:`token_label` for the labels, and :func:`~jaxformer.plots.figure.save_figure` for the
+    formats.
     """
     assert weights.shape[1:] == (len(queries), len(keys))
     heads = len(weights)
-    names = range(1, heads + 1) if names is None else names
+    panels = [f"head {number}" for number in range(1, heads + 1)] if panels is None else panels
     layout = _lay_out(heads, queries, keys)
 
     is_finite = np.isfinite(weights)
@@ -57,7 +61,9 @@ def attention_map(
                 vmin=0,
                 vmax=largest,
             )
-            axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GRAY)
+            axes.set_title(panels[head], fontsize=8, color=figure.GRAY)
+            if annotate:
+                _annotate(axes, weights[head], largest)
 
             # Only panels at the edge are labeled.
             is_lowest = head + layout.across >= heads
@@ -129,6 +135,22 @@ def _wrap(title: str, width: float) -> str:
     )
     lines = figure.replace_missing_glyphs(title).split("\n")
     return "\n".join(map(wrapper.fill, lines))
+
+
+def _annotate(axes: Axes, weights: Float[np.ndarray, "T S"], largest: float) -> None:
+    """Writes each weight in percent into its cell, in a color that contrasts with the cell."""
+    for (query, key), weight in np.ndenumerate(weights):
+        if not np.isfinite(weight):
+            continue
+        axes.text(
+            key,
+            query,
+            f"{100 * weight:.0f}",
+            ha="center",
+            va="center",
+            fontsize=5,
+            color="white" if weight > largest / 2 else "black",
+        )
 
 
 def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:

@@ -4,13 +4,15 @@ import contextlib
 import functools
 import io
 import pathlib
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 
 import matplotlib.style
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
+from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
 # Distinct for color-blind readers (Okabe and Ito).
@@ -23,8 +25,9 @@ GRAY = "#595959"
 
 # DejaVu Sans comes with matplotlib. For other scripts, the fonts below are tried if installed.
 _FONT = "DejaVu Sans"
+_CJK = "Noto Sans CJK SC"
 _MORE_FONTS = (
-    "Noto Sans CJK SC",
+    _CJK,
     "Noto Sans CJK JP",
     "Noto Sans Devanagari",
     "Noto Sans Thai",
@@ -33,6 +36,15 @@ _MORE_FONTS = (
     "Microsoft YaHei",
     "WenQuanYi Micro Hei",
 )
+# The font to install for a script, by the first word of its characters' names in Unicode.
+_FONT_OF_SCRIPT = {
+    "CJK": _CJK,
+    "HIRAGANA": _CJK,
+    "KATAKANA": _CJK,
+    "HANGUL": _CJK,
+    "DEVANAGARI": "Noto Sans Devanagari",
+    "THAI": "Noto Sans Thai",
+}
 
 _STYLE = {
     "axes.edgecolor": GRAY,
@@ -76,9 +88,29 @@ def replace_missing_glyphs(text: str) -> str:
         if character == "\n":
             drawable.append(character)
         elif character.isprintable():
-            is_known = any(font.get_char_index(ord(character)) for font in _faces())
-            drawable.append(character if is_known else "□")
+            drawable.append(character if _has_glyph(character) else "□")
     return "".join(drawable)
+
+
+def check_fonts(texts: Iterable[str]) -> None:
+    """Refuses letters of a script whose font is not installed, and names the font.
+
+    Other characters that no font contains, such as emoji, are drawn as boxes.
+    """
+    for text in texts:
+        for character in text:
+            script, *_ = unicodedata.name(character, "none").split()
+            font = _FONT_OF_SCRIPT.get(script)
+            if font is not None and not _has_glyph(character):
+                raise UserError(
+                    f"expected a font with {character}, which an image needs, got none; install "
+                    f"{font}, delete matplotlib's list of fonts in {matplotlib.get_cachedir()}, "
+                    "and try again, or give a name that ends in .html"
+                )
+
+
+def _has_glyph(character: str) -> bool:
+    return any(font.get_char_index(ord(character)) for font in _faces())
 
 
 def save_figure(figure: Figure, path: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from jaxformer.data.languages import Languages, client_codes, language_name, sho
 from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
+from jaxformer.inference.glossary import Glossary
 from jaxformer.inference.hypotheses import Hypothesis
 from jaxformer.inference.translator import Translator
 from jaxformer.serving.protocol import Sentence, Translation
@@ -37,6 +38,7 @@ class TranslatorBackend:
         languages: Languages | None = None,
         task_prefix: str = "",
         name: str = "",
+        glossary: Glossary | None = None,
     ) -> None:
         """Takes the languages from the config, or from a tokenizer with language codes.
 
@@ -46,8 +48,10 @@ class TranslatorBackend:
           task_prefix: Text that each source begins with, such as T5's names of tasks; "{source}"
             and "{target}" stand for the names of the languages.
           name: The name of the model that the page shows.
+          glossary: Terms of all requests; a request's own come first.
         """
         self.name = name
+        self._terms = {} if glossary is None else dict(glossary.terms)
         data = data_section(translator.config, DataConfig)
         self._translator = translator
 
@@ -76,6 +80,14 @@ class TranslatorBackend:
         translator = self._translator
         translator.warm_up(sentences=max_batch, tokens=translator.max_length, report=report)
 
+        if self._terms:
+            translator.warm_up(
+                sentences=max_batch,
+                tokens=translator.max_length,
+                prefixes=True,
+                report=report,
+            )
+
         for tokens in _ATTENTION_TOKENS:
             report(f"attention for the page, of at most {tokens} tokens")
             longest = [EOS] * min(tokens, translator.max_length)
@@ -100,8 +112,11 @@ class TranslatorBackend:
             sources.append(source)
 
         only_best = all(sentence.only_best for sentence in sentences)
-        decoded = self._translator.translate_ids(sources, n_best=1 if only_best else 0)
+        n_best = 1 if only_best else 0
+        decoded = self._translator.translate_ids(sources, n_best=n_best)
         n_best_lists = [self._translator.hypotheses_of(each) for each in decoded]
+        glossaries = [self._terms | dict(sentence.terms) for sentence in sentences]
+        n_best_lists = self._with_terms(glossaries, texts, sources, n_best_lists, n_best=n_best)
 
         answers: list[Translation | Exception] = []
         for number, sentence in enumerate(sentences):
@@ -121,6 +136,35 @@ class TranslatorBackend:
                 )
             )
         return answers
+
+    def _with_terms(
+        self,
+        glossaries: Sequence[dict[str, str]],
+        texts: Sequence[str],
+        sources: Sequence[list[int]],
+        found: Sequence[list[Hypothesis]],
+        *,
+        n_best: int,
+    ) -> list[list[Hypothesis]]:
+        """Returns the n-best lists with the terms of each sentence's glossary."""
+        result = list(found)
+        groups: dict[frozenset[tuple[str, str]], list[int]] = {}
+        for number, terms in enumerate(glossaries):
+            if terms:
+                groups.setdefault(frozenset(terms.items()), []).append(number)
+
+        # Sentences with one glossary are translated together.
+        for numbers in groups.values():
+            changed = Glossary(glossaries[numbers[0]]).apply(
+                self._translator,
+                [texts[number] for number in numbers],
+                [sources[number] for number in numbers],
+                [found[number] for number in numbers],
+                n_best=n_best,
+            )
+            for number, hypotheses in zip(numbers, changed, strict=True):
+                result[number] = hypotheses
+        return result
 
     def _prefix(self, sentence: Sentence) -> str:
         """Returns the code of the target language, if the model needs it, and the task."""

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jaxformer.data.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
-from jaxformer.data.sentences import join_sentences, split_sentences
+from jaxformer.data.sentences import join_ranks, join_sentences, split_sentences
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.serving.body import Fields
 from jaxformer.serving.limits import Limits
 
 T = TypeVar("T")
+# Terms, in small letters, and their translations.
+Terms: TypeAlias = tuple[tuple[str, str], ...]
 
 _FRONTEND_TIMEOUT = 150  # milliseconds without a key before a page sends a request
 
@@ -21,6 +23,7 @@ class Sentence(NamedTuple):
     attention: bool = False  # also return attention from word to word
     only_best: bool = False  # the rest of the n-best list is not needed
     source: str = UNDETERMINED  # code of the source language
+    terms: Terms = ()  # of a glossary
 
 
 class Translation(NamedTuple):
@@ -39,6 +42,7 @@ class Query(NamedTuple):
     target: str
     alternatives: int  # number of translations in addition to the best
     details: bool  # return n-best lists and attention, which LibreTranslate does not have
+    terms: Terms  # of a glossary, which LibreTranslate does not have
 
     @property
     def sentences(self) -> list[Sentence]:
@@ -50,6 +54,7 @@ class Query(NamedTuple):
                 attention=self.details,
                 only_best=not needs_all,
                 source=self.source,
+                terms=self.terms,
             )
             for lines in self.texts
             for sentences in lines
@@ -163,6 +168,28 @@ def _flag(name: str, value: Any) -> bool:
     raise UserError(f"Invalid request: {name} must be true or false")
 
 
+def _terms(name: str, value: Any) -> Terms:
+    """Checks a glossary: an object, or in forms, lines of term, tab, translation."""
+    pairs = value
+    if isinstance(value, str):
+        lines = [line for line in value.splitlines() if line.strip()]
+        pairs = [tuple(line.split("\t")) for line in lines]
+
+    found: list[Any] = pairs if isinstance(pairs, list) else [None]
+    terms: dict[str, str] = {}
+    for pair in found:
+        is_pair = isinstance(pair, tuple) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) and text.strip() for text in pair):
+            raise UserError(
+                f"Invalid request: {name} must be an object of terms and their translations, or "
+                "lines of term, tab, translation"
+            )
+        source, target = (text.strip() for text in pair)
+        if terms.setdefault(source.casefold(), target) != target:
+            raise UserError(f"Invalid request: {name} has two translations of {source:.40}")
+    return tuple(terms.items())
+
+
 def _plain(name: str, value: Any) -> str:
     if _text(name, value) != "text":
         raise UserError(
@@ -183,6 +210,7 @@ _FIELDS: dict[str, _Check] = {
     "format": _plain,
     "alternatives": _count,
     "details": _flag,
+    "glossary": _terms,
     # LibreTranslate's clients send them; this server needs neither.
     "api_key": _text,
     "apiKey": _text,  # in the npm package libretranslate
@@ -231,6 +259,8 @@ def parse_query(
     _check_size(num_lines, limits.batch_limit)
     for text in texts:
         _check_size(len(text), limits.char_limit)
+    terms = fields.get("glossary", ())
+    _check_size(sum(len(source) + len(target) for source, target in terms), limits.char_limit)
 
     is_auto = fields["source"] == "auto"
     source = source_language(languages) if is_auto else fields["source"]
@@ -252,6 +282,7 @@ def parse_query(
         target=_find_target(source, fields["target"], languages),
         alternatives=fields.get("alternatives", 0),
         details=fields.get("details", False),
+        terms=terms,
     )
 
 
@@ -301,7 +332,7 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
             line = _join_sentences(sentences, translations, query.target)
             n_best_lists.append(line["texts"] or sentences)
             details.append(line)
-        ranked.append(_join_ranks(n_best_lists, "\n".join))
+        ranked.append(join_ranks(n_best_lists, "\n".join))
 
     answer: dict[str, Any] = {"translatedText": [texts[0] for texts in ranked]}
 
@@ -334,17 +365,8 @@ def _join_sentences(
 
     n_best_lists = [each.texts or [text] for text, each in zip(sentences, found, strict=True)]
     return {
-        "texts": _join_ranks(n_best_lists, join),
-        "scores": _join_ranks([each.scores or [0.0] for each in found], sum),
+        "texts": join_ranks(n_best_lists, join),
+        "scores": join_ranks([each.scores or [0.0] for each in found], sum),
         "attention": None,
         "sentences": [each._asdict() for each in found],
     }
-
-
-def _join_ranks(lists: Sequence[Sequence[T]], join: Callable[[Iterable[T]], T]) -> list[T]:
-    """Joins the first items of all lists, the second ones, ...; the last of a list is repeated."""
-    joined = []
-    for rank in range(max(map(len, lists))):
-        of_rank = [each[min(rank, len(each) - 1)] for each in lists]
-        joined.append(join(of_rank))
-    return joined

@@ -19,6 +19,10 @@ def training_flops(config: Architecture, rows: int, src_length: int, tgt_length:
     >>> training_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
     12206211072
     """
+    own = config.pair_multiplications(src_length, tgt_length)
+    if own is not None:
+        return _TRAINING * rows * own
+
     encoder = layers_flops(config, rows, src_length)
     return encoder + decoder_flops(config, rows, tgt_length, memory=src_length)
 

@@ -122,6 +122,8 @@ def test_a_page_without_a_name_is_written_to_the_workdir(attention, learned_work
         (["--layer", "2"], "--layer must be from 1 to 1: got 2"),
         (["--figure", "3", "--kind", "cross"], "--figure shows self-attention: got --kind cross"),
         (["--word", "two", "--figure", "5"], "--word is the word of a figure: give --figure 3 or"),
+        (["--annotate", "--figure", "3"], "--annotate is for attention maps, images without --fig"),
+        (["--mean-heads"], "--mean-heads is for attention maps, images without --figure: "),
         (["--figure", "3", "--word", "xyz"], "--word: expected one of the tokens t"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 
 from jaxformer.cli import main
 from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.inference.glossary import Glossary
 from jaxformer.inference.translator import Translator
 from jaxformer.search import BeamSearch
 from jaxformer.serving.backend import TranslatorBackend
@@ -92,7 +93,7 @@ def test_every_client_gets_its_own_answer_until_the_server_is_stopped(learned_wo
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_the_commands_of_the_page_get_answers(server):
     found = printed.shell_commands(pages.DOCS / "serving.md")
-    commands = [command for command in found if command.startswith("curl")]
+    commands = [command for command in found if "/translate" in command]
     answers = []
     for command in commands:
         own = command.replace("http://127.0.0.1:5000", server.address)
@@ -133,6 +134,27 @@ def test_after_warm_up_nothing_compiles_and_a_bad_sentence_fails_alone(learned_w
     assert json.loads(json.dumps(good)) == list(good)
     assert "split it into sentences" in str(bad)
     assert blank.texts == []
+
+
+def test_terms_of_a_request_come_before_the_servers(learned_workdir):
+    translator = Translator.load(learned_workdir, search=SEARCH)
+    own = {"two": "beide", "nine": "neune"}
+    backend = TranslatorBackend(translator, glossary=Glossary(own))
+    texts = ["two hundred", "nine", "two", "one"]
+    given = [(), (("nine", "nein"),), (("two", "zwo"),), ()]
+    pairs = zip(texts, given, strict=True)
+    found = backend.translate([Sentence(text, "de", terms=terms) for text, terms in pairs])
+
+    expected = []
+    for text, terms in zip(texts, given, strict=True):
+        alone = [translator.hypotheses([text])[0]]
+        glossary = Glossary(own | dict(terms))
+        ids = [translator.source_ids(text)]
+        (best,) = glossary.apply(translator, [text], ids, alone, n_best=0)
+        expected.append(best[0].text)
+    assert [each.texts[0] for each in found] == expected
+    assert expected[1].startswith("Nein")
+    assert expected[2].startswith("Zwo")
 
 
 def test_a_server_that_is_stopped_before_it_runs_exits():

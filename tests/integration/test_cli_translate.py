@@ -296,13 +296,39 @@ def test_paragraphs_are_translated_by_sentence(run, learned_workdir):
     assert translator.translate_paragraphs(PARAGRAPHS) == [f"{first} {second}", "", third]
 
 
-def test_what_needs_a_sentence_in_each_line_is_refused_with_split(refused, tmp_path):
-    align = ["--alignments", tmp_path / "out"]
-    for options in (["--scores"], ["--n-best", "2"], align, ["--prefix", "ein"]):
-        error = refused("--split", *options)
-        assert error.startswith(f"error: {options[0]} ")
-        assert "--split" in error
-        assert "leave one of them out" in error
+def test_paragraphs_have_scores_and_alignments(run, refused, tmp_path):
+    """Scores of sentences are added, and words are numbered through the line."""
+    pytest.importorskip("sentencex", reason="sentencex is not installed")
+    alone = [row.split(" ||| ") for row in run("--n-best", 2, lines=["Two hundred.", "Nine."])]
+    (_, first, score), (_, second, worse), (_, third, other), (_, fourth, last) = alone
+    rows = [row.split(" ||| ") for row in run("--split", "--n-best", 2, lines=PARAGRAPHS[:2])]
+    assert [row[:2] for row in rows] == [
+        ["0", f"{first} {third}"],
+        ["0", f"{second} {fourth}"],
+        ["1", ""],
+    ]
+    sums = [float(score) + float(other), float(worse) + float(last), 0.0]
+    assert [float(row[2]) for row in rows] == pytest.approx(sums, abs=2e-6)
+    (row,) = run("--split", "--scores", lines=PARAGRAPHS[:1])
+    assert float(row.split("\t")[0]) == pytest.approx(sums[0], abs=2e-6)
+
+    def aligned(lines, *options):
+        translations = run("--alignments", tmp_path / "out", *options, lines=lines)
+        pairs = [line.split() for line in (tmp_path / "out").read_text().split("\n")[:-1]]
+        return pairs, translations
+
+    (of_first, of_second), (text, _) = aligned(["Two hundred.", "Nine."])
+    shifted = []
+    for pair in of_second:
+        source, target = map(int, pair.split("-"))
+        shifted.append(f"{source + 2}-{target + len(text.split())}")
+    assert shifted
+    (found, blank), _ = aligned(["  Two hundred.   Nine.", ""], "--split")
+    assert found == of_first + shifted
+    assert blank == []
+
+    error = refused("--split", "--prefix", "ein")
+    assert error.startswith("error: --prefix excludes --split")
 
 
 @pytest.mark.ci

@@ -103,6 +103,10 @@ SIZES = {
     "student:numerals": f"{_STUDENT} {_PACKED} {_WORDS} data.train=data/tatoeba-en-de/valid",
     "numerals": f"{_PAIRS} {_WORDS} model.vocab_size=300",
     "small": f"{_PAIRS} {_WORDS} model.vocab_size=300",  # the tutorial's
+    "numerals:zh": f"{_WIDTH} {_PACKED} model.max_length=128 model.vocab_size=300",
+    "numerals:masked": "model.d_model=32 model.d_ff=64 model.num_layers=1",
+    "long_reviews": "model.d_model=16 model.d_ff=16 model.vocab_size=300",
+    "long_reviews:whole": "model.d_model=16 model.d_ff=16 model.vocab_size=300",
     "gpt:small": _WIDTH,
     "shakespeare": f"{_WIDTH} model.max_length=32 data.length=32 data.rows=8",
     "sst2": f"{_WIDTH} model.vocab_size=300 data.tokens_per_batch=256",
@@ -123,6 +127,9 @@ SIZES = {
     "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:convit": "model.d_model=16 model.d_ff=16 data.rows=8",
     "digits:swin": "model.d_model=12 model.d_ff=8 data.rows=8",
+    "recurrent": "model.vocab_size=300 model.d_model=16 model.hidden_size=16",
+    "recurrent:transformer": f"{_PAIRS} model.vocab_size=300",
+    "recurrent:numerals": "model.vocab_size=300 model.d_model=16 model.hidden_size=16",
     "read_numbers": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.encoder_d_model=16 "
     "model.encoder_d_ff=16 model.encoder_num_layers=1 data.rows=8",
     "spoken_numerals": _SPOKEN,

@@ -1,18 +1,10 @@
-"""A Swin trained on pictures: resumed exactly, in int8, and exported; nightly, on the digits."""
+"""A Swin trained on pictures: resumed exactly, in int8, and exported."""
 
 import jax
 import numpy as np
 import pytest
 
-from jaxformer import (
-    Config,
-    ImageClassifier,
-    ImagesConfig,
-    SwinConfig,
-    TrainingConfig,
-    load_config,
-    train,
-)
+from jaxformer import Config, ImageClassifier, ImagesConfig, SwinConfig, TrainingConfig, train
 from jaxformer.inference.conversions import quantize
 from jaxformer.inference.weights import TrainedModel, load_model
 from jaxformer.interop.export import export_model
@@ -86,10 +78,3 @@ def test_it_has_an_int8_copy_and_an_export(run, config, tmp_path):
     import_huggingface(tmp_path / "out", tmp_path / "again")
     again = TrainedModel.load(tmp_path / "again")
     jax.tree.map(np.testing.assert_array_equal, again.params, load_model(run)[1])
-
-
-@pytest.mark.nightly
-def test_the_digits_are_learned(tmp_path):
-    pytest.importorskip("sklearn.datasets", reason="jaxformer[vision] is not installed")
-    train(load_config("digits:swin"), tmp_path / "run")
-    assert reports(tmp_path / "run")[-1]["accuracy"] > 0.985

@@ -35,6 +35,8 @@ class AttentionOptions:
         a language model's; layer (default: the second-to-last), heads and word are chosen to
         resemble it
       word (WORD): query of figures 3 and 4, a source token (default: chosen automatically)
+      mean_heads: draw the mean of the heads, in an image without --figure
+      annotate: write each weight, in percent, into its cell, in an image without --figure
     """
 
     kind: Literal["encoder", "decoder", "cross"] | None = None
@@ -42,12 +44,22 @@ class AttentionOptions:
     heads: Heads | None = None
     figure: Literal[3, 4, 5] | None = None
     word: str | None = None
+    mean_heads: bool = False
+    annotate: bool = False
 
     def __post_init__(self) -> None:
         if self.figure is not None and self.kind == "cross":
             raise UserError("--figure shows self-attention: got --kind cross")
         if self.word is not None and self.figure not in (3, 4):
             raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
+        if self.figure is not None:
+            self.check_no_map("--figure draws lines")
+
+    def check_no_map(self, reason: str) -> None:
+        """Refuses the options of an attention map."""
+        for name, given in (("--mean-heads", self.mean_heads), ("--annotate", self.annotate)):
+            if given:
+                raise UserError(f"{name} is for attention maps, images without --figure: {reason}")
 
     def kind_of(self, view: "AttentionView") -> str:
         """Returns the kind that is shown: for figures, self-attention of the first stack."""
@@ -128,6 +140,9 @@ def attention(
 
     output = output or _output_folder(workdir) / "attention.html"
     check_suffix(output, ".html, .png or .svg")
+    is_page = output.suffix.lower() == ".html"
+    if is_page:
+        shown.check_no_map(f"{output} is a page")
 
     kind = read_config(Workdir(workdir)).kind
     if kind in ONE_TEXT:
@@ -139,7 +154,7 @@ def attention(
         translator = model.load(workdir, search.settings(workdir))
         view = record_attention(translator, sentence)
 
-    if output.suffix.lower() == ".html":
+    if is_page:
         write_file(output, _page(shown, view).encode())
     else:
         _draw(shown, view, output)
@@ -166,10 +181,13 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
     """Draws the selected heads, or the counterpart of a figure of the paper."""
     from jaxformer.plots.attention_lines import attention_lines, figure_panels
     from jaxformer.plots.attention_maps import attention_map
+    from jaxformer.plots.figure import check_fonts
 
     kind = shown.kind_of(view)
     layer, heads = shown.selection(view)
     queries, keys, weights = view.weights_of(kind)
+    text = view.translation or view.sentence
+    check_fonts([*queries, *keys, text])
 
     if shown.figure is not None:
         choice = shown.figures(view)[shown.figure]
@@ -182,14 +200,19 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
         )
         return
 
-    text = view.translation or view.sentence
+    drawn = weights[layer, heads]
+    panels = [f"head {head + 1}" for head in heads]
+    if shown.mean_heads:
+        drawn = drawn.mean(axis=0, keepdims=True)
+        panels = [f"mean of {len(heads)} heads"]
     attention_map(
-        weights[layer, heads],
+        drawn,
         queries,
         keys,
         path=output,
         title=f"{text}\n{kind} attention, layer {layer + 1} of {len(weights)}",
-        names=[head + 1 for head in heads],
+        panels=panels,
+        annotate=shown.annotate,
     )
 
 

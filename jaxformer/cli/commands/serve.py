@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jaxformer import pretrained
 from jaxformer.cli.command import Command
-from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
+from jaxformer.cli.options import InputFile, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Option, flag
 from jaxformer.data.languages import Languages, parse_pairs
 from jaxformer.data.sentences import split_sentences
@@ -57,6 +57,7 @@ def serve(
     languages: Annotated[Sequence[str], Option(metavar="PAIR")] = (),
     task_prefix: str = "",
     split: bool = False,
+    glossary: InputFile | None = None,
     address: Address,
     limits: Limits,
     model: ModelOptions,
@@ -74,6 +75,8 @@ def serve(
       task_prefix: text before each sentence, which tells an imported T5 what to do, such as
         "translate {source} to {target}: "; the braces stand for the names of the languages
       split: lines are paragraphs: translate each sentence of a line by itself
+      glossary: terms to be translated so: a term, a tab and its translation in each line; a request
+        may have terms of its own
 
     Example:
       jaxformer serve     # then open http://127.0.0.1:5000
@@ -93,7 +96,13 @@ def serve(
 
     kind = read_config(Workdir(workdir)).kind
     if kind != TRANSLATION:
-        _check_translator_only(kind, languages=languages, task_prefix=task_prefix, split=split)
+        _check_translator_only(
+            kind,
+            languages=languages,
+            task_prefix=task_prefix,
+            split=split,
+            glossary=glossary,
+        )
 
     # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
@@ -109,6 +118,7 @@ def serve(
                 languages=pairs,
                 task_prefix=task_prefix,
                 split=split,
+                glossary=glossary,
             )
         elif kind == LANGUAGE_MODELING:
             app = _completions(workdir, model, search, limits)
@@ -139,12 +149,15 @@ def _translations(
     languages: Languages | None,
     task_prefix: str,
     split: bool,
+    glossary: pathlib.Path | None,
 ) -> "Starlette":
+    from jaxformer.inference.glossary import Glossary
     from jaxformer.serving.app import make_app
     from jaxformer.serving.backend import TranslatorBackend
 
+    terms = None if glossary is None else Glossary.load(glossary)
     translator = model.load(workdir, search.settings(workdir))
-    backend = TranslatorBackend(translator, languages, task_prefix, _model_name(workdir))
+    backend = TranslatorBackend(translator, languages, task_prefix, _model_name(workdir), terms)
     backend.warm_up(limits.max_batch, _report)
     return make_app(backend, limits, split=split)
 

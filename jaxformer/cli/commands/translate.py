@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer import pretrained
@@ -24,10 +24,12 @@ from jaxformer.cli.text import (
     json_line,
     report_unknown,
 )
+from jaxformer.data.sentences import join_ranks
 from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT
 
 if TYPE_CHECKING:
+    from jaxformer.inference.glossary import Glossary
     from jaxformer.inference.hypotheses import Hypothesis
     from jaxformer.inference.translator import Translator
 
@@ -85,75 +87,42 @@ class FormatOptions:
 
         layer_indices(translator, self.alignment_layer)  # refuses a layer that does not exist
 
-    def rows(self, translator: "Translator", line: Line, found: list["Hypothesis"]) -> list[str]:
+    def rows(self, translated: "_Translated") -> list[str]:
         """Returns the output for a line; a blank one has score 0, or nan after an error."""
+        line = translated.line
         if self.json:
-            best = found[: self.n_best or 1]
-            values = {
-                "source": line.text,
-                "hypotheses": [_hypothesis(translator, each) for each in best],
-            }
+            values = {"source": line.text} | self._json_values(translated)
             if line.error is not None:
                 values["error"] = line.error
             return [json_line(values)]
 
-        scored = [(hypothesis.text, hypothesis.score) for hypothesis in found]
-        if not scored:
-            score_of_blank = 0.0 if line.error is None else math.nan
-            scored = [("", score_of_blank)]
+        texts, scores = translated.n_best()
+        if not texts:
+            texts = [""]
+            scores = [0.0 if line.error is None else math.nan]
 
         if self.n_best is not None:
             index = line.number - 1
             rows = []
-            for text, score in scored[: self.n_best]:
+            for text, score in zip(texts[: self.n_best], scores, strict=False):
                 escaped = text.replace("|||", _BARS)
                 rows.append(f"{index} ||| {escaped} ||| {score:.6f}")
             return rows
 
-        text, score = scored[0]
         if self.scores:
-            return [f"{score:.6f}\t{text}"]
-        return [text]
+            return [f"{scores[0]:.6f}\t{texts[0]}"]
+        return [texts[0]]
 
-    def check_split(self) -> None:
-        """Refuses what only a sentence has, unless JSON shows it for each sentence."""
-        for flag, is_given in (
-            ("--scores", self.scores),
-            ("--n-best", self.n_best is not None and not self.json),
-            ("--alignments", self.alignments is not None),
-        ):
-            if is_given:
-                raise UserError(
-                    f"{flag} is for lines with one sentence, and --split for several: leave one of "
-                    "them out, or give --json, which has the hypotheses of each sentence"
-                )
-
-    def paragraph_row(
-        self,
-        translator: "Translator",
-        line: Line,
-        sentences: list[str],
-        found: list[list["Hypothesis"]],
-    ) -> str:
-        """Returns the output for a line of several sentences, with the hypotheses of each."""
-        if not self.json:
-            best = [hypotheses[0].text for hypotheses in found if hypotheses]
-            return translator.join_sentences(best)
-
+    def _json_values(self, translated: "_Translated") -> dict[str, object]:
+        """Returns the hypotheses of a line, or with ``--split``, of each of its sentences."""
         rows = []
-        for sentence, hypotheses in zip(sentences, found, strict=True):
-            best = hypotheses[: self.n_best or 1]
-            rows.append(
-                {
-                    "source": sentence,
-                    "hypotheses": [_hypothesis(translator, each) for each in best],
-                }
-            )
-
-        values: dict[str, object] = {"source": line.text, "sentences": rows}
-        if line.error is not None:
-            values["error"] = line.error
-        return json_line(values)
+        for sentence, found in zip(translated.sentences, translated.found, strict=True):
+            best = found[: self.n_best or 1]
+            hypotheses = [_hypothesis(translated.translator, each) for each in best]
+            rows.append({"source": sentence, "hypotheses": hypotheses})
+        if translated.is_paragraph:
+            return {"sentences": rows}
+        return {"hypotheses": rows[0]["hypotheses"]}
 
 
 def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str, object]:
@@ -172,6 +141,127 @@ class _Encoded(NamedTuple):
     sentences: list[str]
     sources: list[list[int]]
     prefix: list[int]
+
+
+class _Translated(NamedTuple):
+    """The n-best lists of the sentences of a line."""
+
+    translator: "Translator"
+    line: Line
+    is_paragraph: bool  # the line was split into its sentences
+    sentences: list[str]
+    sources: list[list[int]]
+    found: "list[list[Hypothesis]]"
+
+    def n_best(self) -> tuple[list[str], list[float]]:
+        """Returns texts and scores of the line, best first; scores of sentences are added."""
+        if not self.is_paragraph:
+            (found,) = self.found
+            return [each.text for each in found], [each.score for each in found]
+
+        lists = [found for found in self.found if found]
+        texts = [[each.text for each in found] for found in lists]
+        scores = [[each.score for each in found] for found in lists]
+        return join_ranks(texts, self.translator.join_sentences), join_ranks(scores, sum)
+
+
+class _LineTranslator:
+    """Translates blocks of lines: splits them into sentences, searches, and places terms."""
+
+    def __init__(
+        self,
+        translator: "Translator",
+        name: str,
+        forced: PrefixOptions,
+        *,
+        split: bool,
+        terms: "Glossary | None",
+        n_best: int,
+    ) -> None:
+        """Takes the name of the text, for messages, and options of the command."""
+        if split:
+            translator.split_sentences("")  # refuses models that it cannot split for
+        self._translator = translator
+        self._name = name
+        self._forced = forced
+        self._prefix = translator.prefix_ids(forced.prefix or "", "--prefix")
+        self._split = split
+        self._terms = terms
+        self._n_best = n_best
+        self._first = 1  # number of the next sentence
+
+    def encode(self, line: Line) -> _Encoded:
+        """Returns the sentences of a line; refuses one that is too long with a ``UserError``."""
+        place = f"{self._name}:{line.number}"
+        sentences = [line.text]
+        if self._split:
+            sentences = self._translator.split_sentences(line.text, place)
+        sources = [self._translator.source_ids(sentence, place) for sentence in sentences]
+        place_of_prefix = f"{self._forced.prefixes}:{line.number}"
+        own_prefix = self._translator.prefix_ids(line.other, place_of_prefix)
+        return _Encoded(sentences, sources, self._prefix or own_prefix)
+
+    def translate(
+        self,
+        block: "list[Line]",
+        report: Callable[[int], object],
+    ) -> list[_Translated]:
+        """Returns the translations of a block; reports numbers of lines that are done."""
+        blank = _Encoded(sentences=[""], sources=[[]], prefix=self._prefix)
+        encoded = [line.encoded or blank for line in block]
+        ids = [list(itertools.chain(*line.sources)) for line in encoded]
+        report_unknown(self._translator.tokenizer, block, self._name, ids)
+
+        found = iter(self._search(block, encoded, report))
+        translated = []
+        for line, own in zip(block, encoded, strict=True):
+            of_line = list(itertools.islice(found, len(own.sentences)))
+            translated.append(
+                _Translated(
+                    self._translator,
+                    line,
+                    is_paragraph=self._split,
+                    sentences=own.sentences,
+                    sources=own.sources,
+                    found=of_line,
+                )
+            )
+        if self._split:
+            report(len(block))
+        return translated
+
+    def _search(
+        self,
+        block: "list[Line]",
+        encoded: list[_Encoded],
+        report: Callable[[int], object],
+    ) -> "list[list[Hypothesis]]":
+        """Returns the n-best lists of all sentences of a block."""
+        sentences = [sentence for line in encoded for sentence in line.sentences]
+        sources = [source for line in encoded for source in line.sources]
+        prefixes = None
+        if self._forced.prefixes_of(block) is not None:
+            prefixes = [line.prefix for line in encoded]
+
+        decoded = self._translator.translate_ids(
+            sources,
+            prefixes,
+            n_best=self._n_best,
+            first=self._first,
+            # The progress bar counts lines.
+            report=report if not self._split else lambda finished: None,
+        )
+        self._first += len(sources)
+        found = [self._translator.hypotheses_of(each) for each in decoded]
+        if self._terms is None:
+            return found
+        return self._terms.apply(
+            self._translator,
+            sentences,
+            sources,
+            found,
+            n_best=self._n_best,
+        )
 
 
 def translate(
@@ -223,71 +313,30 @@ def translate(
         forced.check_none("--glossary", "forces the beginnings of translations")
         terms = Glossary.load(glossary)
     if split:
-        style.check_split()
         forced.check_none("--split", "makes several sentences of a line")
 
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
-    prefix = translator.prefix_ids(forced.prefix or "", "--prefix")
-    blank = _Encoded(sentences=[""], sources=[[]], prefix=prefix)
-    if split:
-        translator.split_sentences("")  # refuses models that it cannot split for
+    lines = _LineTranslator(
+        translator,
+        text.name,
+        forced,
+        split=split,
+        terms=terms,
+        n_best=style.n_best or 1,
+    )
+    if split and style.alignments is not None:
+        _check_spaces(translator)
 
-    def encode(line: Line) -> _Encoded:
-        place = f"{text.name}:{line.number}"
-        sentences = translator.split_sentences(line.text, place) if split else [line.text]
-        sources = [translator.source_ids(sentence, place) for sentence in sentences]
-        own_prefix = translator.prefix_ids(line.other, f"{forced.prefixes}:{line.number}")
-        return _Encoded(sentences, sources, prefix or own_prefix)
-
-    first = 1
     with (
-        blocks_of(text, encode, output, strict=strict) as (blocks, write, report),
+        blocks_of(text, lines.encode, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
-            encoded = [line.encoded or blank for line in block]
-            ids = [list(itertools.chain(*line.sources)) for line in encoded]
-            report_unknown(translator.tokenizer, block, text.name, ids)
-
-            sources = [source for line in encoded for source in line.sources]
-            prefixes = None
-            if forced.prefixes_of(block) is not None:
-                prefixes = [line.prefix for line in encoded]
-            decoded = translator.translate_ids(
-                sources,
-                prefixes,
-                n_best=style.n_best or 1,
-                first=first,
-                # The progress bar counts lines.
-                report=report if not split else lambda finished: None,
-            )
-            first += len(sources)
-            found = [translator.hypotheses_of(each) for each in decoded]
-            if terms is not None:
-                sentences = [sentence for line in encoded for sentence in line.sentences]
-                found = terms.apply(
-                    translator,
-                    sentences,
-                    sources,
-                    found,
-                    n_best=style.n_best or 1,
-                )
-
-            rows = []
-            remaining = iter(found)
-            for line, (own_sentences, *_) in zip(block, encoded, strict=True):
-                own = list(itertools.islice(remaining, len(own_sentences)))
-                if split:
-                    rows.append(style.paragraph_row(translator, line, own_sentences, own))
-                    report(1)
-                else:
-                    rows += style.rows(translator, line, own[0])
-            write(rows)
-
+            translated = lines.translate(block, report)
+            write([row for line in translated for row in style.rows(line)])
             if style.alignments is not None:
-                lines = _align(translator, block, found, sources, layer=style.alignment_layer)
-                write_alignments(lines)
+                write_alignments(_align(translator, translated, style.alignment_layer))
 
 
 COMMAND = Command("translate", translate, place=30)
@@ -295,24 +344,46 @@ COMMAND = Command("translate", translate, place=30)
 
 def _align(
     translator: "Translator",
-    block: list[Line],
-    found: list[list["Hypothesis"]],
-    sources: list[list[int]],
+    translated: list[_Translated],
     layer: int | None,
 ) -> Iterator[str]:
-    """Returns the alignments of the best hypotheses in Pharaoh format."""
+    """Returns the alignments of the best translations of lines in Pharaoh format."""
+    from jaxformer.data.tokenizer import split_spaces
     from jaxformer.inference.alignment import align, format_pharaoh
 
-    texts = [line.text for line in block]
+    found = [hypotheses for line in translated for hypotheses in line.found]
     best = [_best(hypotheses) for hypotheses in found]
+    sentences = [sentence for line in translated for sentence in line.sentences]
     pairs = align(
         translator,
-        texts,
+        sentences,
         best,
         layer=layer,
-        source_ids=sources,
+        source_ids=[source for line in translated for source in line.sources],
     )
-    return map(format_pharaoh, pairs)
+
+    remaining = iter(zip(sentences, best, pairs, strict=True))
+    for line in translated:
+        of_line = []
+        end = 0  # of the sentence before, in the line
+        num_targets = 0  # words of the translations before
+        own = itertools.islice(remaining, len(line.sentences))
+        for sentence, (text, _), pairs_of_sentence in own:
+            start = line.line.text.index(sentence, end)
+            end = start + len(sentence)
+            first = len(split_spaces(line.line.text[:start] + "x")) - 1
+            of_line += [(first + s, num_targets + t) for s, t in pairs_of_sentence]
+            num_targets += len(split_spaces(text))
+        yield format_pharaoh(of_line)
+
+
+def _check_spaces(translator: "Translator") -> None:
+    """Refuses alignments of paragraphs whose sentences have no space in between."""
+    if translator.join_sentences(["a", "b"]) == "ab":
+        raise UserError(
+            "--alignments with --split numbers the words of a line, whose sentences have no space "
+            "in between in this model's target language: leave one of them out"
+        )
 
 
 def _best(hypotheses: list["Hypothesis"]) -> tuple[str, list[int]]:

@@ -1,4 +1,4 @@
-"""English and German number words."""
+"""English, German and Chinese number words."""
 
 from jaxformer.data.corpus import PairSource
 from jaxformer.data.numerals import NumeralsCorpus

@@ -53,3 +53,40 @@ print(json.dumps({{"peers": {peers!r}}}))
     broken.unlink()
     script["main"]()
     assert written() == ["first", "second"]
+
+
+def test_long_reviews_have_ten_sentences_with_their_label(tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(PROJECT / "benchmarks" / "long_reviews.py"))
+    folder = tmp_path / "sst2"
+    folder.mkdir()
+    for split, name in script["FILES"].items():
+        lines = [f"{label} {split}{label}.{number}\n" for label in "01" for number in range(12)]
+        (folder / name).write_text("".join(lines))
+    monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
+    script["main"](tmp_path / "new")
+
+    for split, number in {"train": 2000, "valid": 500}.items():
+        lines = (tmp_path / "new" / f"{split}.txt").read_text().splitlines()
+        labels = []
+        for line in lines:
+            label, text = line.split("\t")
+            sentences = text.split(" ")
+            labels.append(label)
+            assert len(set(sentences)) == 16
+            assert sum(sentence.startswith(f"{split}{label}.") for sentence in sentences) == 10
+        assert labels.count("0") == labels.count("1") == number / 2
+
+
+def test_bleu_is_of_sentences_of_each_length():
+    script = runpy.run_path(str(PROJECT / "benchmarks" / "bleu_by_length.py"))
+    assert script["titles"]() == ["1 to 4", "5 to 6", "7 to 8", "9 to 12", "13 or more", "all"]
+    assert [script["column_of"](words) for words in (1, 4, 5, 6, 7, 9, 12, 13)] == [
+        *(0, 0, 1, 1, 2, 3, 3, 4)
+    ]
+
+    references = ["a b c d e f"] * 5
+    translations = ["x y z u v w", *references[1:]]
+    found = script["scores"](translations, references, range(5), "de")
+    assert found[0] == 0
+    assert all(score > 99.9 for score in found[1:5])
+    assert 70 < found[5] < 85

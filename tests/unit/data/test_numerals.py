@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from jaxformer.data.numerals import NumeralsCorpus, main, numbers_in, spell_english, spell_german
+from jaxformer.data.numerals import (
+    NumeralsCorpus,
+    main,
+    numbers_in,
+    spell_chinese,
+    spell_english,
+    spell_german,
+)
 from jaxformer.errors import UserError
 
 KNOWN = [
@@ -109,6 +116,38 @@ def test_spelled_numbers_follow_the_rules_and_read_back():
         assert words.split().count("and") == expected
 
 
+def read_chinese(words):
+    """Adds up the digits, each times the unit after it."""
+    myriads, _, rest = words.rpartition("万")
+    value = 10_000 * read_chinese(myriads) if myriads else 0
+    digit = 1 if rest.startswith("十") else 0
+    for character in rest:
+        if character in "零一二三四五六七八九":
+            digit = "零一二三四五六七八九".index(character)
+        else:
+            value += digit * {"十": 10, "百": 100, "千": 1000}[character]
+            digit = 0
+    return value + digit
+
+
+def test_chinese_numbers_read_back_and_have_zeros_only_in_gaps():
+    known = {0: "零", 10: "十", 12: "十二", 20: "二十", 110: "一百一十", 205: "二百零五"}
+    known |= {1010: "一千零一十", 7001: "七千零一", 10_500: "一万零五百", 100_000: "十万"}
+    known |= {120_305: "十二万零三百零五", 305_210: "三十万五千二百一十", 910_010: "九十一万零一十"}
+    for number, words in known.items():
+        assert spell_chinese(number) == words
+
+    large = random.Random(0).sample(range(1_000_000), 5000)
+    for number in [*range(1, 2000), *large]:
+        words = spell_chinese(number)
+        assert read_chinese(words) == number
+        # A zero for each gap of zeros between two other digits of the lower or the upper four.
+        lower = str(number % 10_000)
+        gaps = re.findall("0+(?=[1-9])", lower.zfill(4) if number >= 10_000 else lower)
+        gaps += re.findall("0+(?=[1-9])", str(number // 10_000)) if number >= 10_000 else []
+        assert words.count("零") == len(gaps)
+
+
 def test_splits_share_no_number_and_span_all_magnitudes():
     train = numbers_in("train")
     held_out = numbers_in("held_out")
@@ -131,10 +170,20 @@ def test_corpus_is_deterministic_and_symmetric():
     assert swapped == list(NumeralsCorpus("de", "en").pairs("held_out"))
 
 
+def test_files_of_other_languages(tmp_path, monkeypatch):
+    arguments = ["held_out", f"--directory={tmp_path}", "--languages", "zh"]
+    monkeypatch.setattr("sys.argv", ["numerals", *arguments])
+    main()
+    [path] = tmp_path.iterdir()
+    assert path.name == "held_out.zh"
+    first, *_ = path.read_text("utf-8").splitlines()
+    assert read_chinese(first) == numbers_in("held_out")[0]
+
+
 def test_unknown_splits_and_languages():
     with pytest.raises(UserError, match="has the splits train and held_out: got 'validation'"):
         NumeralsCorpus().pairs("validation")
-    with pytest.raises(UserError, match="is in en and de: got 'fr'"):
+    with pytest.raises(UserError, match="is in en, de and zh: got 'fr'"):
         NumeralsCorpus("en", "fr")
 
 

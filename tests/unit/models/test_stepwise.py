@@ -14,6 +14,7 @@ from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.gpt2 import GPT2, GPT2Config
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama, LlamaConfig
+from jaxformer.models.recurrent import Recurrent, RecurrentConfig
 from jaxformer.models.student import Student, StudentConfig
 from jaxformer.models.t5 import T5, T5Config
 from jaxformer.models.transformer import Transformer
@@ -39,6 +40,7 @@ CONFIGS = {
     GPT2: GPT2Config(num_layers=2, **SIZES),
     Student: StudentConfig(num_layers=1, **SIZES),
     Llama: LlamaConfig(num_layers=2, num_kv_heads=2, **SIZES),
+    Recurrent: RecurrentConfig(vocab_size=37, d_model=16, hidden_size=12, max_length=32),
     T5: T5Config(num_layers=1, num_decoder_layers=2, num_buckets=6, max_distance=9, **SIZES),
 }
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
@@ -73,9 +75,12 @@ CASES = [
     (GPT2, {**WIDE, "positions": "alibi", "compute_dtype": "bfloat16"}),
     (Student, {"compute_dtype": "int8", "positions": "tensor2tensor", "qk_norm": True}),
     (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True, **GEMMA}),
+    (Recurrent, {"compute_dtype": "int8"}),
     (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]
 MORE = [
+    (Recurrent, {}),
+    (Recurrent, {"compute_dtype": "bfloat16"}),
     (Llama, {"embeddings": "tied"}),
     (Llama, GEMMA),
     (T5, {"absent_tokens": "pad", "embeddings": "separate", "scaled_output": False}),

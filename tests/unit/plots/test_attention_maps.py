@@ -52,6 +52,17 @@ def test_each_head_shows_its_weights_on_one_scale(tmp_path, pages):
         assert image.origin == "upper"  # The first query is at the top.
 
 
+def test_cells_have_their_weights_in_percent(tmp_path, pages):
+    weights = np.array([[[0.25, 0.75], [1.0, np.nan]]], np.float32)
+    [axes] = draw(weights, ["a", "b"], ["c", "d"], tmp_path, pages, annotate=True, panels=["mean"])
+
+    assert axes.get_title(loc="left") == "mean"
+    assert [text.get_text() for text in axes.texts] == ["25", "75", "100"]
+    assert [text.get_position() for text in axes.texts] == [(0, 0), (1, 0), (0, 1)]
+    # Letters contrast with dark cells, of large weights.
+    assert [text.get_color() for text in axes.texts] == ["black", "white", "white"]
+
+
 SCRIPTS = ["▁你好", "مرحبا", "שלום", "🙂", "👩\u200d👧", "❤\ufe0f", "e\u0301", "\u202eabc"]
 MARKUP = ["$5$", "\\frac{", "_^%#&", "<0x0A>", "▁"]
 DAMAGE = ["\ud800", "\0", "\t", "\n", "", "x" * 5000]

@@ -30,13 +30,15 @@ class Backwards:
         assert self.go.wait(10)
         return [self.answer(*sentence) for sentence in sentences]
 
-    def answer(self, text, target, attention, only_best, source):
+    def answer(self, text, target, attention, only_best, source, terms):
         assert target in ("de", "xx")
         if text == "bug":
             raise ZeroDivisionError
         if text == "bad":
             return UserError("sentence: expected another")
 
+        for term, translation in terms:
+            text = text.replace(term, translation[::-1])
         backwards = text[::-1]
         texts = [backwards, backwards.upper()] if text.strip() else []
         scores = [-1.0, -2.0] if text.strip() else []
@@ -91,6 +93,15 @@ def test_texts_and_lists(client):
     detected = {"confidence": 0.0, "language": "en"}
     assert answer(client, "ab", source="auto")["detectedLanguage"] == detected
     assert answer(client, ["ab", "c"], source="auto")["detectedLanguage"] == [detected] * 2
+
+
+def test_a_request_has_a_glossary(client):
+    """As an object, or as a text with the lines of a glossary's file; terms in small letters."""
+    for glossary in ({"Cat": "Katze"}, "cat\tKatze\n\n"):
+        assert answer(client, "a cat", glossary=glossary) == {"translatedText": "Katze a"}
+    assert answer(client, "a cat") == {"translatedText": "tac a"}
+    response = client.post("/translate", data={"q": "cat", **PAIR, "glossary": "cat\tKatze"})
+    assert response.json() == {"translatedText": "Katze"}
 
 
 def test_paragraphs_are_split_into_sentences():
@@ -285,6 +296,17 @@ def test_details(client):
         ({**PAIR, "q": "a", "details": "yes"}, 400, "details must be true or false"),
         ({**PAIR, "q": "a", "format": ["text"]}, 400, "format must be a string"),
         ({**PAIR, "q": "a", "api_key": 1}, 400, "api_key must be a string"),
+        ({**PAIR, "q": "a", "glossary": 1}, 400, "glossary must be an object of terms"),
+        ({**PAIR, "q": "a", "glossary": ["a"]}, 400, "glossary must be an object of terms"),
+        ({**PAIR, "q": "a", "glossary": {"a": " "}}, 400, "glossary must be an object of terms"),
+        ({**PAIR, "q": "a", "glossary": {"a": {}}}, 400, "glossary must be an object of terms"),
+        ({**PAIR, "q": "a", "glossary": "a b"}, 400, "or lines of term, tab, translation"),
+        ({**PAIR, "q": "a", "glossary": "a\tb\nA\tc"}, 400, "two translations of A"),
+        (
+            {**PAIR, "q": "a", "glossary": {"a": "b" * 20}},
+            400,
+            "request (21) exceeds text limit (20)",
+        ),
         ({**PAIR, "q": "a", "source": ["en"]}, 400, "source must be a string"),
         ({**PAIR, "q": "a", "alternative": 1}, 400, "alternative; did you mean alternatives?"),
         ({**PAIR, "q[]": "a"}, 400, "unknown parameter q[]"),

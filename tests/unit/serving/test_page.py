@@ -42,7 +42,8 @@ class Reverser:
         if not words:
             return Translation([], [])
 
-        reversed_words = words[::-1]
+        terms = dict(sentence.terms)
+        reversed_words = [terms.get(word.lower(), word) for word in words[::-1]]
         texts = [" ".join(reversed_words), "<b>second</b> best"]
         scores = [-0.5, -1.25]
         if len(words) > 9:
@@ -148,13 +149,26 @@ def test_attention_of_words_by_pointer_and_keyboard(page):
     assert list(map(weight, targets.all())) == [0.3, 0.3, 1]
 
     page.mouse.move(0, 0)
-    page.locator("#copy").focus()
+    page.locator("#glossary summary").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     assert targets.nth(1).evaluate("word => word === document.activeElement")
     assert list(map(weight, sources.all())) == [0.3, 0.7, 0]
     page.keyboard.press("Tab")
     assert list(map(weight, targets.all())) == [0.3, 0.3, 1]
+
+
+def test_terms_of_a_glossary(page):
+    """A line that is still being typed changes nothing."""
+    page.fill("#source", "der alte Hund")
+    shown(page, "Hund alte der")
+    page.click("#glossary summary")
+    page.fill("#terms", "Hund = dog\n\nalte =")
+    shown(page, "dog alte der")
+    page.fill("#terms", "Hund = dog\nalte=old=er")
+    shown(page, "dog old=er der")
+    page.fill("#terms", "")
+    shown(page, "Hund alte der")
 
 
 def test_lines_and_errors(page):

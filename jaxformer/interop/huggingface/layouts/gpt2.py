@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.gpt2 import GPT2Config
 
 _LAYER = "decoder/layers"
@@ -47,7 +48,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     return {"d_ff": d_ff}
 
 
-def _tensors(model: GPT2Config) -> Iterator[Tensor]:
+def _tensors(model: Architecture) -> Iterator[Tensor]:
     yield Tensor("wte.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", ("embedding",), is_copy=True)
     yield Tensor("wpe.weight", "MD", ("positions",))

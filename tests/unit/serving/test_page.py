@@ -1,5 +1,6 @@
 """The page in a real browser, on a server with a fake model; skipped without a Chromium."""
 
+import contextlib
 import threading
 import time
 
@@ -62,10 +63,10 @@ def model():
     return Reverser()
 
 
-@pytest.fixture
-def address(model):
-    """The address of a server on this machine."""
-    app = make_app(model, Limits(char_limit=60, batch_limit=3))
+@contextlib.contextmanager
+def serving(model, **options):
+    """Gives the address of a server on this machine."""
+    app = make_app(model, Limits(char_limit=60, batch_limit=3), **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -77,6 +78,12 @@ def address(model):
 
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def address(model):
+    with serving(model) as found:
+        yield found
 
 
 @pytest.fixture
@@ -156,6 +163,26 @@ def test_attention_of_words_by_pointer_and_keyboard(page):
     assert list(map(weight, sources.all())) == [0.3, 0.7, 0]
     page.keyboard.press("Tab")
     assert list(map(weight, targets.all())) == [0.3, 0.3, 1]
+
+
+def test_sentences_of_a_line_have_their_own_attention(browser, model):
+    """The sentence of the cursor, if the server splits lines."""
+    pytest.importorskip("sentencex", reason="sentencex is not installed")
+    with serving(model, split=True) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.wait_for_function("() => pair.target === 'en'")
+        page.fill("#source", "Der Hund. Er schläft.")
+        shown(page, "Hund. Der schläft. Er")
+        for place, words in ((2, ["Der", "Hund."]), (14, ["Er", "schläft."])):
+            page.evaluate("place => byId('source').setSelectionRange(place, place)", place)
+            number = 1 if place == 2 else 2
+            title = f"Attention of sentence {number}"
+            page.wait_for_function(
+                "title => byId('attention-title').textContent === title", arg=title
+            )
+            assert page.locator("#source-words .word").all_inner_texts() == words
+        page.close()
 
 
 def test_terms_of_a_glossary(page):

@@ -11,10 +11,12 @@ from starlette.testclient import TestClient
 from jaxformer.config import Config, ModelConfig, StreamConfig
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.inference.generator import Generator
+from jaxformer.inference.windows import Prompt
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.kinds.model_parameters import make_init
 from jaxformer.search import Sampling
 from jaxformer.serving.completions import make_completions
+from jaxformer.serving.generator_backend import Completion, GeneratorBackend
 from jaxformer.serving.limits import Limits
 
 LETTERS = "\nabcdefghijklmnop"
@@ -176,9 +178,6 @@ def test_what_the_server_says_of_itself(client):
 
 def test_generation_ends_when_nobody_waits(generator):
     """One token would do for the first request; the second one's client has left."""
-    from jaxformer.inference.windows import Prompt
-    from jaxformer.serving.completions import Completion, GeneratorBackend
-
     shown = []
     left = Completion(Prompt([5, 6], 0), SEARCH, 4000)
 

@@ -170,7 +170,8 @@ def _completions(
 ) -> "Starlette":
     from jaxformer.inference.generator import Generator
     from jaxformer.search import Sampling
-    from jaxformer.serving.completions import GeneratorBackend, make_completions
+    from jaxformer.serving.completions import make_completions
+    from jaxformer.serving.generator_backend import GeneratorBackend
 
     if model.shortlist:
         raise UserError("--shortlist is for translations: leave it out for a language model")

@@ -14,7 +14,7 @@ class Claim:
       name: Name on the command line, and of its files.
       place: Sorts the claims.
       says: The claim in one line, as it is often made.
-      measure: Computes the figures; takes at most two minutes of two cores.
+      measure: Computes the figures; takes at most two minutes of two cores, or ten if it trains.
       report: Formats the figures: their settings, and tables in Markdown.
       draw: Draws the figures as a PNG or SVG.
     """

@@ -130,8 +130,6 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
         first_windows = [(reading.window(window),) for reading in readings]
         prompts = self._prompts(first_windows, language, task, timed=True)
 
-        constraints = [*self.constraints, TimestampRules.of(tokenizer)]
-        longest_prompt = max((len(prompt) for prompt in prompts), default=0)
         for count in itertools.count():
             active = [n for n, reading in enumerate(readings) if not reading.is_finished]
             if not active:
@@ -143,18 +141,31 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
                 number = count * len(readings) + n
                 inputs.append(ArrayInput((features,), prompts[n], number))
 
-            found = self.decode_arrays(
-                inputs,
-                n_best=1,
-                max_tokens=self.max_length - longest_prompt,
-                constraints=constraints,
-            )
-            for n, hypotheses in zip(active, found, strict=True):
-                tokens = hypotheses[0].tokens if hypotheses else []
-                output = [token for token in tokens if token != EOS]
+            outputs = self._timed_outputs(inputs, TimestampRules.of(tokenizer))
+            for n, output in zip(active, outputs, strict=True):
                 readings[n].read(output, tokenizer.time_steps, window, self.detokenize)
             report(sum(readings[n].is_finished for n in active))
         return [reading.segments for reading in readings]
+
+    def _timed_outputs(
+        self,
+        inputs: Sequence[ArrayInput],
+        rules: TimestampRules,
+    ) -> list[list[int]]:
+        """Returns the best output for each window, without its end."""
+        longest_prompt = max(len(each.prompt) for each in inputs)
+        found = self.decode_arrays(
+            inputs,
+            n_best=1,
+            max_tokens=self.max_length - longest_prompt,
+            constraints=[*self.constraints, rules],
+        )
+
+        outputs = []
+        for hypotheses in found:
+            tokens = hypotheses[0].tokens if hypotheses else []
+            outputs.append([token for token in tokens if token != EOS])
+        return outputs
 
     def detect_languages(self, sounds: Sequence[Sound]) -> list[str]:
         """Returns the code of the language of each recording, from its first window."""

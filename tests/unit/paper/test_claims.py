@@ -28,6 +28,7 @@ from jaxformer.paper.claims import (
     teacher_forcing,
 )
 from jaxformer.paper.claims.claim import Claim, digits
+from jaxformer.paper.claims.small_runs import Experiment
 from jaxformer.registry import find_entries
 
 from ...printed import DOCS
@@ -261,7 +262,8 @@ def test_commands_print_the_figures_of_the_page(name, pages, tmp_path):
 
     printed = claim.report(figures).replace(",", "")
     page = (DOCS / "claims" / f"{name}.md").read_text(encoding="utf-8").replace(",", "")
-    if name in ("additive", "extrapolation", "masked_heads"):
+    is_trained = isinstance(getattr(claim.measure, "__self__", None), Experiment)
+    if is_trained or name in ("additive", "extrapolation", "masked_heads"):
         assert len(printed.splitlines()) == len(page.splitlines())
     else:
         assert numbers(printed) == pytest.approx(numbers(page), rel=0.2, abs=1e-7)

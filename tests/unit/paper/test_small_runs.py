@@ -1,0 +1,150 @@
+"""Small runs against closed formulas: one step of Adam, brute-force tasks, plain attention."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jaxformer.paper.claims.small_runs import (
+    RIGHT,
+    TEST_LOSS,
+    Batch,
+    Course,
+    Curves,
+    Experiment,
+    Setting,
+    interval,
+    train,
+)
+from jaxformer.paper.claims.small_tasks import Echo, Sums, Text, read_topics
+
+VOCABULARY = 4
+
+
+class Constant(nn.Module):
+    """Predicts the same distribution everywhere."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        logits = self.param("logits", nn.initializers.zeros, (VOCABULARY,))
+        return jnp.broadcast_to(logits, (*tokens.shape, VOCABULARY))
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """Rows of the token 2, whose last place does not count."""
+
+    def train_rows(self, key, rows):
+        tokens = jnp.full((rows, 3), 2)
+        targets = jnp.array([2, 2, 0])
+        is_scored = jnp.array([True, True, False])
+        return Batch(
+            tokens,
+            jnp.broadcast_to(targets, tokens.shape),
+            jnp.broadcast_to(is_scored, tokens.shape),
+        )
+
+    def test_rows(self):
+        return self.train_rows(None, rows=2)
+
+
+SETTING = Setting(network=Constant(), task=Repeated(), steps=2, learning_rate=0.5, tests=2)
+
+
+@pytest.mark.parametrize(("smoothing", "warmup"), [(0.0, 0), (0.2, 1)])
+def test_steps_of_adam_have_the_length_of_the_rate(smoothing, warmup):
+    """The first step of Adam is as long as the rate, which is 0 where warm-up begins."""
+    setting = dataclasses.replace(SETTING, label_smoothing=smoothing, warmup=warmup)
+    found = train(setting, seeds=2)
+    assert found.train_loss.shape == (2, 2)
+
+    # Uniform probabilities give the logarithm of the vocabulary, with and without smoothing.
+    first_rate = 0.0 if warmup else 0.5
+    np.testing.assert_allclose(found.train_loss[:, 0], np.log(VOCABULARY), rtol=1e-6)
+    logits = np.array([-first_rate, -first_rate, first_rate, -first_rate])
+    log_probs = logits - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(found.test_loss[:, 0], -log_probs[2], rtol=1e-5)
+    np.testing.assert_allclose(
+        found.train_loss[:, 1],
+        -(1 - smoothing) * log_probs[2] - smoothing * log_probs.mean(),
+        rtol=1e-5,
+    )
+    assert (found.right[:, -1] == 1).all()
+
+
+def fake_course(test_losses):
+    values = np.array([test_losses]).T
+    return Course(train_loss=values, test_loss=values, right=values / 10)
+
+
+def test_experiments_tabulate_and_draw_medians_with_their_range(tmp_path, pages):
+    experiment = Experiment(
+        about="Nothing.",
+        x_label="layers",
+        column="{} layers",
+        settings={},
+        measures=[RIGHT, TEST_LOSS],
+    )
+    figures = {
+        "one": {2: fake_course([3.0, 1.0, 2.0])},
+        "other": {2: fake_course([4.0, 4.0, 4.0]), 8: fake_course([5.0, 9.0, 6.0])},
+    }
+    report = experiment.report(figures)
+    assert report.startswith("Nothing. Median of 3 seeds, with the lowest and the highest.\n")
+    assert "| right tokens, % | 2 layers | 8 layers |" in report
+    assert "| one | 20 (10 to 30) | - |" in report
+    assert "| other | 4.000 (4.000 to 4.000) | 6.000 (5.000 to 9.000) |" in report
+
+    experiment.draw(figures, tmp_path / "picture.png")
+    rights, losses = pages[-1].axes
+    assert rights.get_title(loc="left") == "Right tokens, %"
+    assert [list(line.get_ydata()) for line in losses.lines] == [[2], [4, 6]]
+    assert interval(np.array([0.5, 0.25]), ".2f") == "0.38 (0.25 to 0.50)"
+
+
+def test_curves_have_a_place_for_each_test():
+    settings = {"constant": {2: SETTING}}
+    curves = Curves(
+        about="", x_label="", column="{}", settings=settings, measures=[TEST_LOSS], seeds=1
+    )
+    by_steps = curves.measure()["constant"]
+    assert list(by_steps) == [1, 2]
+    assert by_steps[1].test_loss.shape == (1, 1)
+    assert TEST_LOSS.values(by_steps[1]) > TEST_LOSS.values(by_steps[2])
+
+
+def test_rows_of_tasks_are_right():
+    program = jax.jit(
+        lambda key: (
+            Echo(delay=2, length=5).train_rows(key, 3),
+            Sums(terms=3, length=6).train_rows(key, 3),
+            Text(train_size=500, length=7).train_rows(key, 3),
+        )
+    )
+    echo, sums, text = jax.device_get(program(jax.random.key(0)))
+    np.testing.assert_array_equal(echo.targets[:, 2:], echo.tokens[:, :-2])
+    np.testing.assert_array_equal(echo.is_scored, [[False, False, True, True, True]] * 3)
+
+    # Two digits are given before the first sum, which is the target of the third place.
+    np.testing.assert_array_equal(sums.tokens[:, 1:], sums.targets[:, :-1])
+    for place in range(2, 6):
+        expected = sums.tokens[:, place - 2 : place + 1].sum(axis=1) % 10
+        np.testing.assert_array_equal(sums.targets[:, place], expected)
+    np.testing.assert_array_equal(sums.is_scored, [[False, False, True, True, True, True]] * 3)
+
+    training = bytes(read_topics().train[:500].tolist())
+    for tokens, targets in zip(text.tokens, text.targets, strict=True):
+        assert bytes([*tokens.tolist(), int(targets[-1])]) in training
+        assert tokens[1:].tolist() == targets[:-1].tolist()
+
+
+def test_the_text_of_tests_is_not_trained_on():
+    train_paragraphs = bytes(read_topics().train.tolist()).split(b"\n\n")
+    test_paragraphs = bytes(read_topics().test.tolist()).split(b"\n\n")
+    # The paragraph at the cut is in both, in parts.
+    common = set(train_paragraphs[1:]) & set(test_paragraphs[:-1])
+    assert not common
+    assert len(test_paragraphs) > 50

@@ -198,6 +198,7 @@ def test_power_laws_are_found():
     assert law.factor == pytest.approx(5)
     assert law.exponent == pytest.approx(0.25)
     assert law.predict(10_000) == pytest.approx(0.5)
+    assert scaling_law.law_of_smaller({**losses, 10_000: 7.0}) == law
 
     layers = scaling_law.SETTINGS[scaling_law.matrix_parameters(8)]
     tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)

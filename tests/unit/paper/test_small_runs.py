@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from jaxformer.paper.claims import free_running, scaling_law, trained_scores
 from jaxformer.paper.claims.small_runs import (
     RIGHT,
     TEST_LOSS,
@@ -148,3 +149,59 @@ def test_the_text_of_tests_is_not_trained_on():
     common = set(train_paragraphs[1:]) & set(test_paragraphs[:-1])
     assert not common
     assert len(test_paragraphs) > 50
+
+
+def test_own_inputs_are_the_predictions_of_the_network():
+    rows = jax.device_get(jax.jit(lambda: free_running.TASK.train_rows(jax.random.key(0), 4))())
+
+    def follow_rule(tokens):
+        before = jnp.pad(tokens, ((0, 0), (2, 0)))
+        sums = (before[:, :-2] + before[:, 1:-1] + before[:, 2:]) % 10
+        return jax.nn.one_hot(sums, 10)
+
+    def say_seven(tokens):
+        return jax.nn.one_hot(jnp.full_like(tokens, 7), 10)
+
+    program = jax.jit(
+        lambda rows: [free_running.own_inputs(each, rows) for each in (follow_rule, say_seven)]
+    )
+    right, wrong = jax.device_get(program(rows))
+    np.testing.assert_array_equal(right.tokens, rows.tokens)
+    np.testing.assert_array_equal(wrong.tokens[:, :3], rows.tokens[:, :3])
+    assert (wrong.tokens[:, 3:] == 7).all()
+    np.testing.assert_array_equal(wrong.targets, rows.targets)
+
+
+def test_additive_attention_is_a_network_for_each_pair():
+    layer = trained_scores.AdditiveAttention(1, d_k=4, d_v=3)
+    x = np.random.default_rng(0).normal(size=(1, 5, 6)).astype(np.float32)
+    mask = np.tril(np.ones((5, 5), bool))[None, None]
+
+    def both(x):
+        params = layer.init(jax.random.key(0), x, mask=mask)
+        return params["params"], layer.apply(params, x, mask=mask)
+
+    params, found = jax.device_get(jax.jit(both)(x))
+    queries = x[0] @ params["query"][:, 0]
+    keys = x[0] @ params["key"][:, 0]
+    values = x[0] @ params["value"][:, 0]
+    for place in range(5):
+        scores = [params["vector"][0] @ np.tanh(queries[place] + keys[i]) for i in range(place + 1)]
+        weights = np.exp(scores) / np.exp(scores).sum()
+        expected = weights @ values[: place + 1] @ params["output"]
+        np.testing.assert_allclose(found[0, place], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_power_laws_are_found():
+    losses = {size: 5 * size**-0.25 for size in (10, 100, 1000)}
+    law = scaling_law.fit_power_law(losses)
+    assert law.factor == pytest.approx(5)
+    assert law.exponent == pytest.approx(0.25)
+    assert law.predict(10_000) == pytest.approx(0.5)
+    assert scaling_law.law_of_smaller({**losses, 10_000: 7.0}) == law
+
+    layers = scaling_law.SETTINGS[scaling_law.matrix_parameters(8)]
+    tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+    params = jax.eval_shape(layers.network.init, jax.random.key(0), tokens)["params"]
+    matrices = [leaf.size for leaf in jax.tree.leaves(params["decoder"]) if leaf.ndim > 2]
+    assert sum(matrices) == scaling_law.matrix_parameters(8)

@@ -6,7 +6,8 @@
 
 The first command makes each review of 16 sentences of SST-2: ten with its label, and six with the
 other. The variant ``long_reviews.py:whole`` has no window: each token sees the whole review.
-Measured: nothing yet.
+Measured: 67.6 % of 500 unseen reviews after 300 steps, one seed, and naive Bayes on words and pairs
+of words 67.2 %; two minutes of one core, mostly to compile. ``whole`` has not been run.
 """
 
 import dataclasses

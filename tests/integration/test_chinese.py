@@ -12,7 +12,7 @@ from jaxformer import Tokenizer, load_config, train
 from jaxformer.cli import main
 from jaxformer.data.numerals import numbers_in, spell_chinese, spell_english
 
-from ..runs import changed, write_lines
+from ..runs import changed, reports, write_lines
 
 NUMBERS = numbers_in("held_out")[:200]
 
@@ -93,3 +93,9 @@ def test_bleu_of_a_chinese_run_is_that_of_sacrebleu(tmp_path, capsys):
     printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
     assert report["score"] == pytest.approx(float(printed.stdout), abs=1e-6)
     assert report["score"] > 0
+
+
+@pytest.mark.nightly
+def test_chinese_numbers_are_learned(tmp_path):
+    train(load_config("numerals:zh"), tmp_path / "run")
+    assert reports(tmp_path / "run", "valid")[-1]["exact_match"] > 80

@@ -54,6 +54,7 @@ HOURS = "takes hours"
 CLAIM = "takes minutes; tests/unit/paper/test_claims.py tests its parts"
 PEER = "compares with a program that has an environment of its own, for hours"
 SYNTHESIZER = "needs a synthesizer, which is under the GPL"
+FONT = "needs a font with Chinese letters"
 DEVICES = "simulates devices, in a process of its own; test_cli_doctor.py runs another"
 LEARNED = "the next command needs a model that has learned, for which another stands in"
 SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py runs both"
@@ -76,6 +77,7 @@ NOT_RUN = {
     r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
     r"python benchmarks/speak_numerals\.py ": SYNTHESIZER,
+    r"jaxformer attention --workdir runs/numerals-zh ": FONT,
     r"python -m jaxformer\.paper\.claims (?!bpe)\w": CLAIM,
     r"(jaxformer serve|curl)\b": SERVER,
     r"jaxformer .*\bhf://": NETWORK,

@@ -6,6 +6,7 @@ A row is a model, and a column the sentences with so many words of the source.
 """
 
 import argparse
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -37,14 +38,14 @@ def scores(
     columns: Sequence[int],
     language: str,
 ) -> list[float]:
-    """Returns BLEU of each column, and of all sentences."""
+    """Returns BLEU of each column, NaN of one without sentences, and of all sentences."""
     rows = list(zip(columns, translations, references, strict=True))
     found = []
     for column in [*range(len(LONGEST) + 1), None]:
         chosen = [row for row in rows if column in (None, row[0])]
         ours = [translation for _, translation, _ in chosen]
         theirs = [reference for _, _, reference in chosen]
-        found.append(corpus_bleu(ours, theirs, target_language=language))
+        found.append(corpus_bleu(ours, theirs, target_language=language) if ours else math.nan)
     return found
 
 

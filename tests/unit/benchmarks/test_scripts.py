@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import pathlib
 import runpy
 import sys
@@ -90,3 +91,6 @@ def test_bleu_is_of_sentences_of_each_length():
     assert found[0] == 0
     assert all(score > 99.9 for score in found[1:5])
     assert 70 < found[5] < 85
+
+    found = script["scores"](references[:1], references[:1], [0], "de")
+    assert [math.isnan(score) for score in found] == [False, True, True, True, True, False]

@@ -6,7 +6,9 @@
 
 Lines of the files are the path of a WAV file, a tab and its transcript; docs/sound.md has other
 forms. The sizes are of the tiny model. ``whisper.py:smoke`` has tiny ones, and learns from nothing.
-Measured: nothing; it has not been run on speech.
+``whisper.py:numerals`` begins with nothing, and learns the synthetic numerals of docs/sound.md.
+Measured: "numerals" has a word error rate of 0.8 % on voices and numbers that training has not,
+after 469 seconds of CPU time. Fine-tuning has not been run on speech.
 """
 
 from jaxformer.config import Config, TrainingConfig, select
@@ -26,6 +28,37 @@ VARIANTS = {
             label_smoothing=0.0,
             eval_every=1000,
             checkpoint_every=1000,
+            keep_checkpoints=1,
+        ),
+    ),
+    "numerals": Config(
+        model=WhisperConfig(
+            vocab_size=290,
+            num_mel_bins=64,
+            max_source_length=130,  # 2.6 seconds
+            d_model=128,
+            d_ff=256,
+            num_heads=4,
+            num_layers=2,
+            max_length=24,
+            dropout_rate=0.1,
+        ),
+        data=TranscriptsConfig(
+            train="spoken_numerals/train.npz",
+            valid="spoken_numerals/valid.npz",
+            seconds_per_batch=83.2,
+            max_seconds=2.6,
+            max_length=24,
+        ),
+        training=TrainingConfig(
+            steps=1400,
+            warmup_steps=100,
+            learning_rate=2e-3,
+            schedule="linear",
+            weight_decay=0.01,
+            log_every=100,
+            eval_every=350,
+            checkpoint_every=350,
             keep_checkpoints=1,
         ),
     ),

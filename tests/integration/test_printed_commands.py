@@ -120,6 +120,8 @@ SIZES = {
     "model.num_decoder_layers=2 "
     "model.max_source_length=50 model.max_length=40 data.max_length=40 data.max_seconds=1.0 "
     "data.seconds_per_batch=8.0",
+    "whisper:numerals": "model.d_model=16 model.d_ff=16 model.num_layers=1 "
+    "model.max_source_length=50 data.max_seconds=1.0 data.seconds_per_batch=8.0",
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
     "glyphs": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.vision_d_model=16 "
     "model.vision_d_ff=16 model.vision_num_layers=1 data.rows=8",

@@ -394,12 +394,13 @@ def test_commands_refuse_what_they_cannot_use(run, config, capsys, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_demonstration(tmp_path, monkeypatch):
-    """Synthetic numerals, in voices that training has not."""
+@pytest.mark.parametrize("name", ["spoken_numerals", "whisper:numerals"])
+def test_the_demonstration(name, tmp_path, monkeypatch):
+    """Synthetic numerals, in voices that training has not: letters, and a Whisper."""
     pytest.importorskip("espeakng_loader")
     monkeypatch.chdir(tmp_path)
     script = PROJECT / "benchmarks" / "speak_numerals.py"
     subprocess.run([sys.executable, str(script), "spoken_numerals"], check=True)
 
-    assert main(["train", "spoken_numerals", "--workdir", "runs/spoken"]) == 0
+    assert main(["train", name, "--workdir", "runs/spoken"]) == 0
     assert reports(tmp_path / "runs" / "spoken", "valid")[-1]["word_error_rate"] <= 5

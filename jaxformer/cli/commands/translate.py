@@ -87,7 +87,7 @@ class FormatOptions:
 
         layer_indices(translator, self.alignment_layer)  # refuses a layer that does not exist
 
-    def rows(self, translated: "_Translated") -> list[str]:
+    def rows(self, translated: "Translated") -> list[str]:
         """Returns the output for a line; a blank one has score 0, or nan after an error."""
         line = translated.line
         if self.json:
@@ -113,7 +113,7 @@ class FormatOptions:
             return [f"{scores[0]:.6f}\t{texts[0]}"]
         return [texts[0]]
 
-    def _json_values(self, translated: "_Translated") -> dict[str, object]:
+    def _json_values(self, translated: "Translated") -> dict[str, object]:
         """Returns the hypotheses of a line, or with ``--split``, of each of its sentences."""
         rows = []
         for sentence, found in zip(translated.sentences, translated.found, strict=True):
@@ -143,7 +143,7 @@ class _Encoded(NamedTuple):
     prefix: list[int]
 
 
-class _Translated(NamedTuple):
+class Translated(NamedTuple):
     """The n-best lists of the sentences of a line."""
 
     translator: "Translator"
@@ -205,7 +205,7 @@ class _LineTranslator:
         self,
         block: "list[Line]",
         report: Callable[[int], object],
-    ) -> list[_Translated]:
+    ) -> list[Translated]:
         """Returns the translations of a block; reports numbers of lines that are done."""
         blank = _Encoded(sentences=[""], sources=[[]], prefix=self._prefix)
         encoded = [line.encoded or blank for line in block]
@@ -217,7 +217,7 @@ class _LineTranslator:
         for line, own in zip(block, encoded, strict=True):
             of_line = list(itertools.islice(found, len(own.sentences)))
             translated.append(
-                _Translated(
+                Translated(
                     self._translator,
                     line,
                     is_paragraph=self._split,
@@ -344,7 +344,7 @@ COMMAND = Command("translate", translate, place=30)
 
 def _align(
     translator: "Translator",
-    translated: list[_Translated],
+    translated: list[Translated],
     layer: int | None,
 ) -> Iterator[str]:
     """Returns the alignments of the best translations of lines in Pharaoh format."""

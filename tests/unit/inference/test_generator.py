@@ -106,7 +106,7 @@ class Fixed(Generator):
     def prompt_ids(self, text):
         return self.prompt
 
-    def _decoder(self, max_tokens):
+    def _decoder(self, max_tokens, search=None):
         return self.decoder
 
 

@@ -186,19 +186,56 @@ def make_completions(generator: Generator, name: str, limits: Limits) -> Starlet
     The generator's search is a :class:`Sampling`, whose settings a request may change. Requests
     without a seed get other texts each time.
     """
-    own_seed = secrets.randbelow(2**31)
-    search = generator.config.search
-    assert isinstance(search, Sampling)
-    search = dataclasses.replace(search, seed=own_seed)
-    # Random numbers depend on these, so that texts with one seed can share a batch.
-    numbers = itertools.count()
     started = int(time.time())
+    models = [{"id": name, "object": "model", "created": started, "owned_by": "jaxformer"}]
+    service = Service(
+        compute=GeneratorBackend(generator).complete,
+        posts={"/v1/completions": _Completer(generator, name, limits).respond},
+        gets={"/v1/models": {"object": "list", "data": models}},
+        page=lambda: _page(name),
+        error=_error,
+        failure="Cannot complete the prompt",
+    )
+    return make_server(service, limits)
 
-    def completions_of(query: Query) -> list[Completion]:
+
+class _Completer:
+    """Answers requests for completions."""
+
+    def __init__(self, generator: Generator, name: str, limits: Limits) -> None:
+        search = generator.config.search
+        assert isinstance(search, Sampling)
+        # Requests without a seed share one, so that they can share a batch. Their random numbers
+        # depend on the number of the prompt, too.
+        self._search = dataclasses.replace(search, seed=secrets.randbelow(2**31))
+        self._numbers = itertools.count()
+        self._generator = generator
+        self._name = name
+        self._limits = limits
+
+    async def respond(self, fields: Fields, submit: Submit[Completion, Text]) -> Any:
+        """Returns the JSON of a request's texts, or a response with a stream of events."""
+        query = parse_request(fields, self._search, self._limits, self._name)
+        completions = self._completions(query)
+        identity = f"cmpl-{secrets.token_hex(12)}"
+        if query.is_stream:
+            choices = await _stream(completions, submit)
+            events = self._events(choices, identity)
+            return StreamingResponse(events, media_type="text/event-stream")
+
+        try:
+            texts = await submit(completions)
+        finally:
+            _abandon(completions)
+        whole = [_choice(index, text.text, text.reason) for index, text in enumerate(texts)]
+        return self._answer(whole, identity) | {"usage": _usage(query, completions, texts)}
+
+    def _completions(self, query: Query) -> list[Completion]:
+        """Returns the texts to generate, sample after sample of each prompt."""
         completions = []
         for index, prompt in enumerate(query.prompts):
-            tokens = generator.prompt_ids(prompt)
-            number = next(numbers) % 2**31 if query.seed is None else index
+            tokens = self._generator.prompt_ids(prompt)
+            number = next(self._numbers) % 2**31 if query.seed is None else index
             for sample in range(query.samples):
                 completions.append(
                     Completion(
@@ -210,48 +247,25 @@ def make_completions(generator: Generator, name: str, limits: Limits) -> Starlet
                 )
         return completions
 
-    def answer_with(choices: list[dict[str, Any]], identity: str, **more: Any) -> dict[str, Any]:
+    async def _events(
+        self,
+        choices: AsyncIterator[dict[str, Any]],
+        identity: str,
+    ) -> AsyncIterator[str]:
+        """Yields server-sent events of pieces of texts, or of an error."""
+        async for choice in choices:
+            value = choice if "error" in choice else self._answer([choice], identity)
+            yield f"data: {json.dumps(value)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    def _answer(self, choices: list[dict[str, Any]], identity: str) -> dict[str, Any]:
         return {
             "id": identity,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": name,
+            "model": self._name,
             "choices": choices,
-            **more,
         }
-
-    async def complete(fields: Fields, submit: Submit[Completion, Text]) -> Any:
-        query = parse_request(fields, search, limits, name)
-        completions = completions_of(query)
-        identity = f"cmpl-{secrets.token_hex(12)}"
-        if query.is_stream:
-            events = await _stream(completions, submit)
-
-            async def lines() -> AsyncIterator[str]:
-                async for choice in events:
-                    value = choice if "error" in choice else answer_with([choice], identity)
-                    yield f"data: {json.dumps(value)}\n\n"
-                yield "data: [DONE]\n\n"
-
-            return StreamingResponse(lines(), media_type="text/event-stream")
-
-        try:
-            texts = await submit(completions)
-        finally:
-            _abandon(completions)
-        choices = [_choice(index, text.text, text.reason) for index, text in enumerate(texts)]
-        return answer_with(choices, identity, usage=_usage(query, completions, texts))
-
-    models = [{"id": name, "object": "model", "created": started, "owned_by": "jaxformer"}]
-    service = Service(
-        compute=GeneratorBackend(generator).complete,
-        posts={"/v1/completions": complete},
-        gets={"/v1/models": {"object": "list", "data": models}},
-        page=lambda: _page(name),
-        error=_error,
-        failure="Cannot complete the prompt",
-    )
-    return make_server(service, limits)
 
 
 def _abandon(completions: Sequence[Completion]) -> None:

@@ -4,12 +4,21 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Protocol, runtime_checkable
 
 SECONDS = 5.0  # work that is faster needs no line
 
 
-def log_stream() -> TextIO:
+@runtime_checkable
+class TextStream(Protocol):
+    """A stream to print to, such as standard output; notebooks have streams of their own."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def log_stream() -> TextStream:
     """Returns the stream of lines about work: standard error, but standard output in notebooks.
 
     Notebooks show standard error in red, as if a run that trains had failed.

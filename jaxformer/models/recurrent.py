@@ -3,7 +3,7 @@
 >>> import jax, jax.numpy as jnp
 >>> model = Recurrent(RecurrentConfig(vocab_size=11, d_model=8, hidden_size=6))
 >>> src, tgt_in = jnp.array([[3, 4, 1]]), jnp.array([[2, 5]])
->>> params = model.init(jax.random.key(0), src, tgt_in)["params"]
+>>> params = jax.jit(model.init)(jax.random.key(0), src, tgt_in)["params"]
 >>> model.apply({"params": params}, src, tgt_in).shape
 (1, 2, 11)
 """

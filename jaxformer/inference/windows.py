@@ -22,7 +22,7 @@ from jaxformer.search.algorithm import Numbers
 from jaxformer.search.sampling import sentence_keys
 
 # Batches are padded to one of these sizes, so that few programs serve all calls.
-_BATCH_SIZES = (1, 4, 16, 64)
+BATCH_SIZES = (1, 4, 16, 64)
 _CHUNK = 8  # number of tokens generated between two updates of a stream
 _SMALLEST_CAPACITY = 64
 
@@ -65,8 +65,8 @@ class Windows(Plan[Prompt, int, Int[np.ndarray, "N n"]]):
 
         by_length = sorted(range(len(items)), key=length_of)
         for _, group in itertools.groupby(by_length, group_of):
-            while numbers := list(itertools.islice(group, _BATCH_SIZES[-1])):
-                rows = next(size for size in _BATCH_SIZES if size >= len(numbers))
+            while numbers := list(itertools.islice(group, BATCH_SIZES[-1])):
+                rows = next(size for size in BATCH_SIZES if size >= len(numbers))
                 yield Batch(numbers, rows)
 
     def decode(

@@ -180,7 +180,7 @@ def _check_limit(what: str, value: int, limit: int) -> None:
         raise UserError(f"{what} must be at most {limit}: got {value}")
 
 
-def make_completions(generator: Generator, name: str, limits: Limits) -> Starlette:
+def make_completions(backend: GeneratorBackend, name: str, limits: Limits) -> Starlette:
     """Returns an ASGI application that continues prompts, for one event loop.
 
     The generator's search is a :class:`Sampling`, whose settings a request may change. Requests
@@ -189,8 +189,8 @@ def make_completions(generator: Generator, name: str, limits: Limits) -> Starlet
     started = int(time.time())
     models = [{"id": name, "object": "model", "created": started, "owned_by": "jaxformer"}]
     service = Service(
-        compute=GeneratorBackend(generator).complete,
-        posts={"/v1/completions": _Completer(generator, name, limits).respond},
+        compute=backend.complete,
+        posts={"/v1/completions": _Completer(backend.generator, name, limits).respond},
         gets={"/v1/models": {"object": "list", "data": models}},
         page=lambda: _page(name),
         error=_error,

@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 from jaxformer.data.tokenizer import EOS, PAD
 from jaxformer.inference.generator import Generator
-from jaxformer.inference.windows import Prompt
+from jaxformer.inference.windows import BATCH_SIZES, Prompt
 from jaxformer.search import Sampling
 
-# Sizes that batches are padded to.
-_BATCH_SIZES = (1, 4, 16, 64)
 _WARM_UP_TOKENS = 16
 
 
@@ -47,17 +45,17 @@ class GeneratorBackend:
     """Generates the texts of a batch with a :class:`Generator`."""
 
     def __init__(self, generator: Generator) -> None:
-        self._generator = generator
+        self.generator = generator
 
     def warm_up(self, max_batch: int, report: Callable[[str], object]) -> None:
         """Compiles the programs of batches up to this size, for short prompts and few tokens."""
-        search = self._generator.config.search
+        search = self.generator.config.search
         assert isinstance(search, Sampling)
-        for size in _BATCH_SIZES:
+        for size in BATCH_SIZES:
             report(f"completions, {size} at a time")
             # Prompts of two lengths, whose program pads them.
             prompts = [Prompt([EOS] * (1 + number % 2), number) for number in range(size)]
-            for _ in self._generator.stream_ids(prompts, max_tokens=_WARM_UP_TOKENS, search=search):
+            for _ in self.generator.stream_ids(prompts, max_tokens=_WARM_UP_TOKENS, search=search):
                 pass
             if size >= max_batch:
                 return
@@ -82,8 +80,8 @@ class GeneratorBackend:
         max_tokens: int,
     ) -> list[Text]:
         """Generates until all texts have ended, or nobody waits for them."""
-        writers = [_Writer(self._generator, each) for each in completions]
-        found = self._generator.stream_ids(
+        writers = [_Writer(self.generator, each) for each in completions]
+        found = self.generator.stream_ids(
             [each.prompt for each in completions],
             max_tokens=max_tokens,
             search=search,
@@ -100,7 +98,7 @@ class _Writer:
 
     def __init__(self, generator: Generator, completion: Completion) -> None:
         self._tokenizer = generator.tokenizer
-        self._ends = {EOS, *generator.tokenizer.other_ends}
+        self._ends = {EOS, PAD, *generator.tokenizer.other_ends}
         self._completion = completion
         self._ids: list[int] = []
         self._stopped: str | None = None  # the text before a stop string
@@ -113,7 +111,7 @@ class _Writer:
 
     @property
     def _has_ended(self) -> bool:
-        return bool(self._ids) and self._ids[-1] in {*self._ends, PAD}
+        return bool(self._ids) and self._ids[-1] in self._ends
 
     def update(self, ids: list[int]) -> None:
         """Takes all tokens so far."""

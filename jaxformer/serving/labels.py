@@ -43,7 +43,7 @@ def make_labels(classifier: Classifier, name: str, limits: Limits) -> Starlette:
         texts, is_list = parse_texts(fields, limits)
         for text in texts:
             # A text that is too long is the error of its own request.
-            classifier.token_ids(text, "q")
+            classifier.token_ids(text, _FIELD)
         answers = [_answer(classifier.labels, row) for row in await submit(texts)]
         return answers if is_list else answers[0]
 

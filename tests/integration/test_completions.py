@@ -42,7 +42,7 @@ def generator():
 
 @pytest.fixture(scope="module")
 def client(generator):
-    app = make_completions(generator, "letters", LIMITS)
+    app = make_completions(GeneratorBackend(generator), "letters", LIMITS)
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 

@@ -136,7 +136,7 @@ def test_programs_of_another_process_give_the_same_texts(search, traces, monkeyp
 
 def test_batches_at_the_same_time_give_the_same_texts(monkeypatch):
     generator = make(search=Sampling(num_samples=2))
-    monkeypatch.setattr(windows, "_BATCH_SIZES", (4,))
+    monkeypatch.setattr(windows, "BATCH_SIZES", (4,))
     assert decoder.can_thread(generator.models)
     at_the_same_time = generator.continuations(PROMPTS, max_tokens=40)
 

@@ -173,8 +173,14 @@ def _completions(
     from jaxformer.serving.completions import make_completions
     from jaxformer.serving.generator_backend import GeneratorBackend
 
-    if model.shortlist:
-        raise UserError("--shortlist is for translations: leave it out for a language model")
+    model.check_only(
+        "weights",
+        "ensemble",
+        "dtype",
+        "amateur",
+        "contrast",
+        reason="a language model has no words of a source to choose from",
+    )
     settings = search.settings(workdir, default=Sampling(num_samples=1))
     if not isinstance(settings, Sampling):
         raise UserError("completions are sampled: leave the options of beam search out")
@@ -182,8 +188,9 @@ def _completions(
         raise UserError("--samples: leave it out; clients ask for samples with the field n")
 
     generator = model.load_as(Generator, workdir, settings)
-    GeneratorBackend(generator).warm_up(limits.max_batch, _report)
-    return make_completions(generator, _model_name(workdir), limits)
+    backend = GeneratorBackend(generator)
+    backend.warm_up(limits.max_batch, _report)
+    return make_completions(backend, _model_name(workdir), limits)
 
 
 def _labels(

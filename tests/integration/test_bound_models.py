@@ -220,9 +220,12 @@ def test_models_that_are_freed_leave_nothing_behind(tmp_path):
     assert many_models(tmp_path, count // 4, 4) == "0 mistakes, 0 models left"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_shared_programs_would_be_noticed(tmp_path):
-    """The test above can fail: with programs for all models, most translations are wrong."""
-    found = many_models(tmp_path, 12, 1, "--shared")
+    """The test above can fail: with programs for all models, most translations are wrong.
+
+    A mistake needs memory that is used again, which nobody can promise for a few models.
+    """
+    found = many_models(tmp_path, 200, 1, "--shared")
     assert int(found.split()[0]) > 0

@@ -14,7 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.fields import fields_given
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import Model
-from jaxformer.nn.stack import Remat
+from jaxformer.nn.rematerialization import Remat
 
 TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)  # one row with one token
 

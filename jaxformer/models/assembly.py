@@ -37,7 +37,8 @@ from jaxformer.nn.norm import Identity, LayerNorm, RMSNorm
 from jaxformer.nn.parameters import Role, parameter
 from jaxformer.nn.positions import ENCODINGS, PositionalEncoding, Positions
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix
-from jaxformer.nn.stack import Remat, Stack
+from jaxformer.nn.rematerialization import Remat
+from jaxformer.nn.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

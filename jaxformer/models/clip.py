@@ -26,7 +26,7 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import activation_dtype
-from jaxformer.nn.stack import Remat
+from jaxformer.nn.rematerialization import Remat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, activation_dtype
-from jaxformer.nn.stack import Remat, Stack
+from jaxformer.nn.rematerialization import Remat
+from jaxformer.nn.stack import Stack
 from jaxformer.nn.window_attention import ShiftedPair, WindowAttention
 
 # Of the norms outside of blocks, whatever ``norm_epsilon`` is.

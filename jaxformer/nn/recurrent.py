@@ -20,11 +20,12 @@ from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.kernels import additive_attention
 from jaxformer.nn.keys import Keys, Memory
-from jaxformer.nn.matmul import MATMUL, project
+from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, at_least_float32
+from jaxformer.nn.rematerialization import Remat, kept_values
 from jaxformer.nn.sharding import constrain_batch
-from jaxformer.nn.stack import Remat, StackCache
+from jaxformer.nn.stack import StackCache
 
 # The name of the only layer of a decoder in its cache.
 _LAYER = "gru"
@@ -119,11 +120,8 @@ class _Recurrent(nn.Module):
         reverse: bool = False,
     ) -> Any:
         """Runs a step over inputs with axes [B, T, ...]; returns its outputs in these axes."""
-        if self.remat == "dots":
-            policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
-            step = jax.checkpoint(step, policy=policy, prevent_cse=False)
-        elif self.remat == "layer":
-            step = jax.checkpoint(step, prevent_cse=False)
+        if self.remat != "none":
+            step = jax.checkpoint(step, policy=kept_values(self.remat), prevent_cse=False)
 
         by_time = jax.tree.map(_swap_time, inputs)
         _, outputs = jax.lax.scan(step, state, by_time, reverse=reverse)

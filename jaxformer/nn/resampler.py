@@ -12,7 +12,8 @@ from jaxformer.nn.argument_checks import check_activations, check_sizes
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.stack import Remat, Stack
+from jaxformer.nn.rematerialization import Remat
+from jaxformer.nn.stack import Stack
 
 
 class ResamplerLayer(nn.Module):

@@ -5,7 +5,7 @@ import operator
 import typing
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,10 @@ from jaxformer.nn.block_pattern import BlockPattern
 from jaxformer.nn.cache import MemoryCache, Slots
 from jaxformer.nn.gated_block import GatedBlock
 from jaxformer.nn.keys import Keys, Memory, Tokens
-from jaxformer.nn.matmul import MATMUL
 from jaxformer.nn.parameters import LAYERS
 from jaxformer.nn.pipeline import run_stages
+from jaxformer.nn.rematerialization import Remat, kept_values
 from jaxformer.nn.sharding import constrain_batch, num_shards
-
-# Rematerialization policy: the backward pass recomputes nothing, everything except matmuls with
-# parameters, or everything except the inputs of the blocks.
-Remat = Literal["none", "dots", "layer"]
 
 T = TypeVar("T")
 
@@ -584,12 +580,9 @@ def _check_memory(memory: Memory | None) -> Memory:
 
 
 def _rematerialize(layer: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
-    if remat == "dots":
-        policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
-        return nn.remat(layer, prevent_cse=prevent_cse, policy=policy)
-    if remat == "layer":
-        return nn.remat(layer, prevent_cse=prevent_cse)
-    return layer
+    if remat == "none":
+        return layer
+    return nn.remat(layer, prevent_cse=prevent_cse, policy=kept_values(remat))
 
 
 def _unrolls(remat: Remat) -> bool:

@@ -22,7 +22,7 @@ from jaxformer.kinds.model_parameters import make_init
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
-from jaxformer.nn.stack import Remat
+from jaxformer.nn.rematerialization import Remat
 from jaxformer.registry import find_classes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.freezing import stop_gradients

@@ -8,7 +8,7 @@ from jaxformer.addresses import fetcher_of
 from jaxformer.errors import UserError
 from jaxformer.fields import Facts, build_section, check_known, check_values, facts_of, setting
 from jaxformer.files import local_path
-from jaxformer.nn.stack import Remat
+from jaxformer.nn.rematerialization import Remat
 
 DECAYING = ("linear", "cosine")  # schedules that end at 0, and so depend on the number of steps
 

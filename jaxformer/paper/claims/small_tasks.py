@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 
 from jaxformer.models import LanguageModel
 from jaxformer.models.assembly import ModelConfig
-from jaxformer.nn.stack import Remat
+from jaxformer.nn.rematerialization import Remat
 from jaxformer.paper.claims.small_runs import Batch, Setting
 
 # Characters of the text that are only for tests.

@@ -255,7 +255,7 @@ def test_gradients_are_finite_and_the_same_with_rematerialization(name):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["gptj", "gpt_neo"], nightly=MODELS))
+@pytest.mark.parametrize("name", by_profile(["gpt_neo"], nightly=MODELS))
 def test_fine_tuning_and_search_are_the_same_on_two_devices(name, tmp_path):
     family = imported(name)
     text = tmp_path / "text.txt"

@@ -534,7 +534,7 @@ def pairs_data(folder):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["llama_grouped", "t5"], nightly=[*MODELS, *PAIRS]))
+@pytest.mark.parametrize("name", by_profile(["llama_grouped"], nightly=[*MODELS, *PAIRS]))
 def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     workdir, trained, _ = imported(name)
     data = pairs_data(tmp_path) if name in PAIRS else text_data(tmp_path)

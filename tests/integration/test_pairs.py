@@ -253,7 +253,7 @@ def pairs_data(folder):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["bart", "mbart"], nightly=PAIRS))
+@pytest.mark.parametrize("name", by_profile(["bart"], nightly=PAIRS))
 def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     """With gradients of all layers, and packed pairs."""
     _, workdir, trained, _ = family(name)

@@ -188,7 +188,7 @@ def test_a_model_without_classes_does_not_classify():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["dinov2_smaller", "swin_wide"], nightly=NAMES))
+@pytest.mark.parametrize("name", by_profile(["swin_wide"], nightly=NAMES))
 def test_a_classifier_is_fine_tuned_on_every_mesh(name, tmp_path):
     family = imported(name)
     section = family.trained.config.model

@@ -100,6 +100,11 @@ Strict: TypeAlias = Annotated[
 JsonReport: TypeAlias = Annotated[bool, Option("print the report as JSON")]
 
 
+def option_names(group: type) -> set[str]:
+    """Returns the names of the fields of a dataclass of options."""
+    return {field.name for field in dataclasses.fields(group)}
+
+
 def refuse_options(given: Iterable[str], reason: str) -> None:
     """Refuses options, by the names of their parameters, that a command would ignore."""
     for name in given:
@@ -236,7 +241,7 @@ class SearchOptions:
         run = config.search
         kind = self._kind(default or run)
 
-        beam_fields, sampling_fields = map(_field_names, searches())
+        beam_fields, sampling_fields = map(option_names, searches())
         own = sampling_fields if kind is Sampling else beam_fields
         self._check_changes(own, is_sampling=kind is Sampling)
 
@@ -259,7 +264,7 @@ class SearchOptions:
 
         if self.sampling or "num_samples" in self.changes:
             return Sampling
-        _, sampling_fields = map(_field_names, searches())
+        _, sampling_fields = map(option_names, searches())
         if self.changes.keys() - sampling_fields:
             return BeamSearch
         return type(usual)
@@ -280,7 +285,3 @@ class SearchOptions:
                 f"--length-penalty {self.changes['length_penalty']} has no effect with "
                 "--penalty none; leave one of them out"
             )
-
-
-def _field_names(kind: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}

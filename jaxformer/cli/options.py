@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from jaxformer import pretrained
@@ -100,6 +100,17 @@ Strict: TypeAlias = Annotated[
 JsonReport: TypeAlias = Annotated[bool, Option("print the report as JSON")]
 
 
+def option_names(group: type) -> set[str]:
+    """Returns the names of the fields of a dataclass of options."""
+    return {field.name for field in dataclasses.fields(group)}
+
+
+def refuse_options(given: Iterable[str], reason: str) -> None:
+    """Refuses options, by the names of their parameters, that a command would ignore."""
+    for name in given:
+        raise UserError(f"{reason}: leave {flag(name)} out")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
     """Checkpoints to decode with.
@@ -128,9 +139,7 @@ class DecoderOptions:
 
     def check_only(self, *supported: str, reason: str) -> None:
         """Refuses options that a command would ignore, all but the ones that it supports."""
-        for name in fields_given(self):
-            if name not in supported:
-                raise UserError(f"{reason}: leave {flag(name)} out")
+        refuse_options((name for name in fields_given(self) if name not in supported), reason)
 
     def load_as(
         self,
@@ -207,13 +216,16 @@ class SearchOptions:
     changes: Annotated[dict[str, Any], Fields(searches, "search")]
     sampling: bool = False
 
+    def given(self) -> list[str]:
+        """Returns the names of the options that are given."""
+        names = list(self.changes)
+        if self.sampling:
+            names.append("sampling")
+        return names
+
     def check_none(self, *, reason: str) -> None:
         """Refuses all options of a search."""
-        given = list(self.changes)
-        if self.sampling:
-            given.append("sampling")
-        if given:
-            raise UserError(f"{reason}: leave {flag(given[0])} out")
+        refuse_options(self.given(), reason)
 
     def settings(
         self, workdir: pathlib.Path, default: "BeamSearch | Sampling | None" = None
@@ -229,7 +241,7 @@ class SearchOptions:
         run = config.search
         kind = self._kind(default or run)
 
-        beam_fields, sampling_fields = map(_field_names, searches())
+        beam_fields, sampling_fields = map(option_names, searches())
         own = sampling_fields if kind is Sampling else beam_fields
         self._check_changes(own, is_sampling=kind is Sampling)
 
@@ -252,7 +264,7 @@ class SearchOptions:
 
         if self.sampling or "num_samples" in self.changes:
             return Sampling
-        _, sampling_fields = map(_field_names, searches())
+        _, sampling_fields = map(option_names, searches())
         if self.changes.keys() - sampling_fields:
             return BeamSearch
         return type(usual)
@@ -273,7 +285,3 @@ class SearchOptions:
                 f"--length-penalty {self.changes['length_penalty']} has no effect with "
                 "--penalty none; leave one of them out"
             )
-
-
-def _field_names(kind: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}

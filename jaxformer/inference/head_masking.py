@@ -4,7 +4,6 @@ The output of a masked head is zero before the output projection. Its rows of th
 matrix are set to zero, which is the same, so that no model has to know of masks.
 """
 
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,13 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from jaxformer.config import DataConfig, data_section
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import corpus_bleu
-from jaxformer.inference.pair_scores import score_pairs
-from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import TrainedModel
-from jaxformer.search import BeamSearch, Sampling
 
 # Axes of a query matrix without the axis of a stack's layers: d_model, heads, d_k.
 _QUERY_AXES = 3
@@ -44,15 +37,16 @@ class Head(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """The quality of the translations of a text.
+    """The quality of a model on a text.
 
     Attributes:
-      loss: Negative log likelihood of a token of the references, in nats.
-      bleu: sacreBLEU of the translations, from 0 to 100.
+      loss: Negative log likelihood of a token of the references, or of the label of a text, in
+        nats.
+      score: sacreBLEU of the translations, or the accuracy of the labels, from 0 to 100.
     """
 
     loss: float
-    bleu: float
+    score: float
 
 
 class MaskedHeads(NamedTuple):
@@ -138,67 +132,30 @@ def without_head(params: PyTree, head: Head) -> PyTree:
 
 
 def mask_heads(
-    workdir: str | pathlib.Path,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    weights: str = "auto",
-    search: BeamSearch | Sampling | None = None,
-    report: Callable[[int], object] = lambda finished: None,
+    params: PyTree,
+    measure: Callable[[PyTree], Quality],
+    report: Callable[[int], object],
 ) -> MaskedHeads:
-    """Masks each head of a translation model in turn, and measures what is lost.
-
-    Int8 parameters are converted to float32: the rounding of activations would depend on the head.
+    """Masks each head of a model in turn, and measures what is lost.
 
     Args:
-      workdir: Run directory of a translation model.
-      pairs: Sentences and their references.
-      weights: Checkpoint, as for ``Translator.load``.
-      search: Replaces the run's search.
+      params: Parameters of the model, not quantized.
+      measure: Returns the quality of the model with other parameters.
       report: Called with 1 for each head that is done, and for the whole model.
 
     Raises:
-      UserError: The model has no multi-head attention, or a sentence is too long.
+      UserError: The model has no multi-head attention.
     """
-    trained = TrainedModel.load(
-        workdir,
-        weights=weights,
-        search=search,
-        dequantized=True,
-        kinds=Translator.kinds,
-    )
-    params = jax.device_get(trained.params)
+    params = jax.device_get(params)
     heads = find_heads(params)
     if not heads:
-        raise UserError(f"{workdir}: expected a model with multi-head attention, which it lacks")
+        raise UserError("expected a model with multi-head attention, which it lacks")
 
     def quality_with(given: PyTree) -> Quality:
-        translator = Translator(trained.config, given, trained.tokenizer)
-        quality = measure_quality(translator, pairs)
+        quality = measure(given)
         report(1)
         return quality
 
     whole = quality_with(params)
     without = {head: quality_with(without_head(params, head)) for head in heads}
     return MaskedHeads(whole, without)
-
-
-def measure_quality(translator: Translator, pairs: Sequence[tuple[str, str]]) -> Quality:
-    """Scores the references, and translates the sentences."""
-    encoded = []
-    for number, (source, target) in enumerate(pairs, 1):
-        source_ids = translator.source_ids(source, f"sentence {number}")
-        target_ids = translator.target_ids(target, f"reference {number}")
-        encoded.append((source_ids, target_ids))
-    scores = score_pairs(translator, encoded)
-    tokens = sum(score.length for score in scores)
-    loss = -sum(score.log_prob for score in scores) / tokens
-
-    sentences = [source for source, _ in pairs]
-    references = [target for _, target in pairs]
-    data = data_section(translator.config, DataConfig)
-    bleu = corpus_bleu(
-        translator.translate(sentences),
-        references,
-        target_language=data.target_language,
-    )
-    return Quality(loss, bleu)

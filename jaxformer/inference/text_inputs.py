@@ -53,17 +53,23 @@ def encode_text(
 
 
 def encode_texts(
-    texts: Sequence[TextOrPair],
+    texts: Sequence[TextOrPair | EncodedText],
     tokenizer: Vocabulary,
     model: Architecture,
 ) -> list[EncodedText]:
-    """Returns the tokens of texts or of pairs of texts; refuses a single string."""
+    """Returns the tokens of texts or of pairs of texts; refuses a single string.
+
+    Texts that have been encoded by :func:`encode_text` are returned as they are.
+    """
     if isinstance(texts, str):
         raise UserError(f"texts: expected a list of texts, got one string, {texts!r:.80}")
-    return [
-        encode_text(text, tokenizer, model, f"texts:{number}")
-        for number, text in enumerate(texts, start=1)
-    ]
+
+    encoded = []
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, EncodedText):
+            text = encode_text(text, tokenizer, model, f"texts:{number}")
+        encoded.append(text)
+    return encoded
 
 
 def _encode_pair(

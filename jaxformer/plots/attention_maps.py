@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
 from jaxformer.plots import figure
@@ -63,7 +62,8 @@ def attention_map(
             )
             axes.set_title(panels[head], fontsize=8, color=figure.GRAY)
             if annotate:
-                _annotate(axes, weights[head], largest)
+                percent = 100 * weights[head]
+                figure.write_values(axes, percent, "{:.0f}", dark_above=50 * largest, points=5)
 
             # Only panels at the edge are labeled.
             is_lowest = head + layout.across >= heads
@@ -135,22 +135,6 @@ def _wrap(title: str, width: float) -> str:
     )
     lines = figure.replace_missing_glyphs(title).split("\n")
     return "\n".join(map(wrapper.fill, lines))
-
-
-def _annotate(axes: Axes, weights: Float[np.ndarray, "T S"], largest: float) -> None:
-    """Writes each weight in percent into its cell, in a color that contrasts with the cell."""
-    for (query, key), weight in np.ndenumerate(weights):
-        if not np.isfinite(weight):
-            continue
-        axes.text(
-            key,
-            query,
-            f"{100 * weight:.0f}",
-            ha="center",
-            va="center",
-            fontsize=5,
-            color="white" if weight > largest / 2 else "black",
-        )
 
 
 def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:

@@ -8,7 +8,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 import matplotlib.style
+import numpy as np
+from jaxtyping import Float
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
@@ -73,6 +76,37 @@ def open_figure(path: pathlib.Path, width: float, height: float) -> Iterator[Fig
         page = Figure(figsize=(width, height), layout="constrained")
         yield page
         save_figure(page, path)
+
+
+def write_values(
+    axes: Axes,
+    values: Float[np.ndarray, "T S"],
+    form: str,
+    *,
+    dark_above: float,
+    points: float,
+) -> None:
+    """Writes each value into its cell of an image, in a color that contrasts with the cell.
+
+    Args:
+      axes: Axes with the image.
+      values: The numbers; those that are not finite are left out.
+      form: Format of a number, such as "{:.3f}".
+      dark_above: Cells of numbers with a larger magnitude are dark.
+      points: Font size.
+    """
+    for (row, column), value in np.ndenumerate(values):
+        if not np.isfinite(value):
+            continue
+        axes.text(
+            column,
+            row,
+            form.format(value),
+            ha="center",
+            va="center",
+            fontsize=points,
+            color="white" if abs(value) > dark_above else "black",
+        )
 
 
 def replace_missing_glyphs(text: str) -> str:

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.axes import Axes
 
-from jaxformer.plots.figure import GRAY, open_figure
+from jaxformer.plots.figure import GRAY, open_figure, write_values
 
 _CELL = 0.42  # inches, enough for a number of six characters
 _HIGHEST = 12  # cells of more layers have no numbers
@@ -45,17 +44,8 @@ def draw_head_grids(
             axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
             axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
             if max(layers, heads) <= _HIGHEST:
-                _write_values(axes, values, largest)
+                write_values(axes, values, "{:.3f}", dark_above=0.6 * largest, points=7)
         grid[-1].set_xlabel("head")
 
         bar = page.colorbar(image, ax=page.axes, pad=0.02)
         bar.set_label(label)
-
-
-def _write_values(axes: Axes, values: Float[np.ndarray, "L H"], largest: float) -> None:
-    for (layer, head), value in np.ndenumerate(values):
-        if np.isnan(value):
-            continue
-        is_dark = abs(value) > 0.6 * largest
-        color = "white" if is_dark else "black"
-        axes.text(head, layer, f"{value:.3f}", ha="center", va="center", color=color, fontsize=7)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 
+from jaxformer.data.encoded_text import EncodedText
 from jaxformer.errors import UserError
 from jaxformer.serving.body import Fields
 from jaxformer.serving.limits import Limits
@@ -27,11 +28,11 @@ class Classifier(Protocol):
     @property
     def labels(self) -> list[str]: ...
 
-    def token_ids(self, text: str, place: str) -> list[int]:
-        """Returns the ids of a text; refuses one that is too long with a ``UserError``."""
+    def encode(self, text: str, place: str) -> EncodedText:
+        """Returns the tokens of a text; refuses one that is too long with a ``UserError``."""
         ...
 
-    def probabilities(self, texts: Sequence[str]) -> Float[np.ndarray, "N C"]:
+    def probabilities(self, texts: Sequence[EncodedText]) -> Float[np.ndarray, "N C"]:
         """Returns the probability of each label for each text."""
         ...
 
@@ -39,12 +40,14 @@ class Classifier(Protocol):
 def make_labels(classifier: Classifier, name: str, limits: Limits) -> Starlette:
     """Returns an ASGI application that labels texts, for one event loop."""
 
-    async def classify(fields: Fields, submit: Submit[str, Float[np.ndarray, " C"]]) -> Any:
+    async def classify(
+        fields: Fields,
+        submit: Submit[EncodedText, Float[np.ndarray, " C"]],
+    ) -> Any:
         texts, is_list = parse_texts(fields, limits)
-        for text in texts:
-            # A text that is too long is the error of its own request.
-            classifier.token_ids(text, _FIELD)
-        answers = [_answer(classifier.labels, row) for row in await submit(texts)]
+        # A text that is too long is the error of its own request.
+        encoded = [classifier.encode(text, _FIELD) for text in texts]
+        answers = [_answer(classifier.labels, row) for row in await submit(encoded)]
         return answers if is_list else answers[0]
 
     service = Service(

@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import json
 import pathlib
 import re
 
@@ -143,6 +144,48 @@ def test_probabilities_do_not_depend_on_the_batch(run):
     np.testing.assert_allclose(together.sum(axis=1), 1.0, rtol=1e-5)
     [alone] = classifier.probabilities(texts[-1:])
     np.testing.assert_allclose(alone, together[-1], rtol=1e-4)
+
+
+def test_heads_of_the_classifier_are_masked_on_labeled_texts(run, config, tmp_path, capsys):
+    command = ["heads", "--workdir", str(run)]
+    picture = tmp_path / "heads.png"
+    labeled = ["--labeled", config.data.valid]
+    assert main([*command, *labeled, "--output", str(picture)]) == 0
+    title, whole, *rest, name = capsys.readouterr().out.splitlines()
+    assert title.split() == ["loss", "accuracy"]
+    assert name == str(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[:5] for line in rest] == [
+        ["encoder", "layer", "1", "head", str(number)] for number in (1, 2)
+    ]
+
+    rows = [line.partition(" ") for line in pathlib.Path(config.data.valid).read_text().split("\n")]
+    rows = [(text, label) for label, _, text in rows if text]
+    probabilities = Classifier.load(run).probabilities([text for text, _ in rows])
+    of_true = [row[int(label)] for row, (_, label) in zip(probabilities, rows, strict=True)]
+    assert float(whole.split()[2]) == pytest.approx(-np.log(of_true).mean(), abs=6e-4)
+    assert float(whole.split()[3]) == 100
+
+    for options, message in (
+        ([], f"{run} is a classifier: give --labeled FILE, texts with their labels"),
+        (["--source", "a.en"], f"{run} is a classifier: leave --source out"),
+        ([*labeled, "--beam-size", "1"], f"{run} is a classifier: leave --beam-size out"),
+    ):
+        assert main([*command, *options]) == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_heads_of_models_without_labels_are_refused(config, tmp_path, capsys):
+    masked = changed(
+        config,
+        data={"corpus": "masked", "mask_rate": 0.15},
+        training={"best_metric": None},
+    )
+    (tmp_path / "config.json").write_text(json.dumps(masked.to_dict()))
+    labeled = ["--labeled", config.data.valid]
+    assert main(["heads", "--workdir", str(tmp_path), *labeled]) == 2
+    error = capsys.readouterr().err
+    assert "expected a translation model or a classifier of texts, got a masked language" in error
 
 
 def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
@@ -326,7 +369,7 @@ def test_macro_f1_is_the_formula():
     assert macro_f1(found, gold) == pytest.approx(expected)
 
 
-def test_a_server_gives_the_labels_of_python(run):
+def test_a_server_gives_the_labels_of_python(run, monkeypatch):
     classifier = Classifier.load(run)
     limits = Limits(char_limit=100, batch_limit=3)
     app = make_labels(classifier, "mood", limits)
@@ -334,10 +377,18 @@ def test_a_server_gives_the_labels_of_python(run):
     expected = classifier.classify(texts)
 
     with TestClient(app, raise_server_exceptions=False) as client:
+        encoded = []
+        encode = classifier.tokenizer.encode_batch
+        monkeypatch.setattr(
+            classifier.tokenizer,
+            "encode_batch",
+            lambda texts: encoded.extend(texts) or encode(texts),
+        )
         assert client.get("/labels").json() == classifier.labels
         assert "/classify" in client.get("/").text
 
         found = client.post("/classify", json={"q": texts}).json()
+        assert encoded == texts  # each once
         assert [each["label"] for each in found] == [label.label for label in expected]
         for each, label in zip(found, expected, strict=True):
             assert each["probability"] == pytest.approx(label.probability, abs=1e-5)

@@ -56,3 +56,13 @@ def test_a_text_without_lines_is_refused(learned_workdir, files, capsys):
     arguments = ["--source", str(source), "--reference", str(reference)]
     assert main(["heads", "--workdir", str(learned_workdir), *arguments]) == 2
     assert "expected a line of text, got none" in capsys.readouterr().err
+
+
+def test_files_of_another_kind_of_model_are_refused(learned_workdir, files, capsys):
+    source, _ = map(str, files)
+    for options, message in (
+        (["--labeled", source], "is a model of sentence pairs: leave --labeled out"),
+        (["--source", source], "is a model of sentence pairs: give --source FILE and --reference"),
+    ):
+        assert main(["heads", "--workdir", str(learned_workdir), *options]) == 2
+        assert message in capsys.readouterr().err

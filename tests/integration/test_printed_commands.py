@@ -205,7 +205,8 @@ OPTIONS = {
     # A smaller model than the one that comes with jaxformer, which other pages use.
     r"jaxformer (translate|score) (?!.*--workdir)": "--workdir runs/numerals",
     r"jaxformer generate ": "--tokens 8",
-    r"jaxformer heads ": "--workdir runs/numerals --beam-size 1 --max-extra-length 4",
+    r"jaxformer heads (?!.*--workdir)": "--workdir runs/numerals --beam-size 1 "
+    "--max-extra-length 4",
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",
     r"jaxformer average ": "--last 2",
     r"jaxformer replay ": "--step 1",
@@ -413,6 +414,8 @@ def _(reader: Reader) -> None:
     reader.model("numerals")
     reader.pairs("valid", "en", "de", count=2)
     import_huggingface(FIXTURES / "huggingface" / "gpt2", reader.folder / "runs" / "gpt2")
+    import_huggingface(FIXTURES / "bert" / "classifier", reader.folder / "runs" / "sst2")
+    reader.text("dev.txt", "good a dog runs", "bad a cat")
 
 
 @prepares("docs/classification.md")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
+from jaxformer.cli.labeled_texts import read_labeled_texts
 from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.cli.pictures import Pictures, read_pictures, write_rows
@@ -14,12 +15,12 @@ from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
 from jaxformer.data.characters import replace_controls
 from jaxformer.data.text_pairs import split_pair
 from jaxformer.errors import UserError
-from jaxformer.files import STDIN, STDOUT, is_stream
+from jaxformer.files import STDIN, STDOUT
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxformer.data.text_pairs import TextOrPair
+    from jaxformer.data.encoded_text import EncodedText
     from jaxformer.tasks.classification.text_classifier import Classifier
 
 _DRAWN = 8  # pictures with their attention
@@ -151,11 +152,10 @@ def _classify_lines(
     pairs: bool,
     strict: bool,
 ) -> None:
-    def encode(line: Line) -> "TextOrPair":
+    def encode(line: Line) -> "EncodedText":
         place = f"{text.name}:{line.number}"
         own = split_pair(line.text, place) if pairs else line.text
-        classifier.token_ids(own, place)
-        return own
+        return classifier.encode(own, place)
 
     def row(line: Line, label: str, probability: float) -> str:
         if line.error:
@@ -169,12 +169,7 @@ def _classify_lines(
     with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             # A bad line has no text; any will do.
-            blank = ("", "") if pairs else ""
-            texts = []
-            for line in block:
-                own = blank if line.error else line.encoded
-                texts.append(own)
-
+            texts = ["" if line.error else line.encoded for line in block]
             found = classifier.classify(texts, report=report)
             rows = zip(block, found, strict=True)
             write(row(line, best.label, best.probability) for line, best in rows)
@@ -311,35 +306,6 @@ def _image_accuracy(
     return f"accuracy {correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
 
 
-def _check_labels(path: pathlib.Path, expected: Sequence[str], known: Sequence[str]) -> None:
-    """Refuses labels that the model does not have, which no prediction could match."""
-    unknown = [label for label in dict.fromkeys(expected) if label not in known]
-    if not unknown:
-        return
-
-    named = []
-    for label in unknown:
-        own = _meant_label(label, known)
-        if own is not None:
-            named.append(f"{own} for {label}")
-    advice = "give a file with these labels"
-    if named:
-        advice = f"write {', '.join(named[:9])}"
-
-    line = expected.index(unknown[0]) + 1
-    raise UserError(
-        f"{path}:{line}: expected labels of the model, "
-        f"{', '.join(known[:9])}: got {', '.join(unknown[:9])}; {advice}"
-    )
-
-
-def _meant_label(label: str, known: Sequence[str]) -> str | None:
-    """Returns the label of the model that a number of a class, or another case, may stand for."""
-    if label.isdecimal() and int(label) < len(known):
-        return known[int(label)]
-    return next((each for each in known if each.casefold() == label.casefold()), None)
-
-
 def _score(
     classifier: "Classifier",
     path: pathlib.Path,
@@ -352,12 +318,7 @@ def _score(
 
     if pairs and baselines:
         raise UserError("--baselines are of single texts: leave it out with pairs")
-    rows = _read_labeled_pairs(path) if pairs else _read_labeled(path)
-    if not rows:
-        raise UserError(f"{path}: expected lines of a label and a text, got none")
-    texts, expected = zip(*rows, strict=True)
-    _check_labels(path, expected, classifier.labels)
-
+    texts, expected = read_labeled_texts(path, classifier.labels, pairs=pairs)
     with progress_bar(len(texts)) as bar:
         predictions = classifier.classify(texts, report=bar.update)
     found = {"model": [prediction.label for prediction in predictions]}
@@ -369,19 +330,6 @@ def _score(
         right = with_interval(accuracy, labels, expected)
         f1 = with_interval(macro_f1, labels, expected)
         print(f"  {name:22} accuracy {right}  macro-F1 {f1}")
-
-
-def _read_labeled(path: pathlib.Path) -> "list[tuple[TextOrPair, str]]":
-    from jaxformer.data.labeled import LabeledCorpus
-
-    corpus = LabeledCorpus()
-    return list(corpus.rows(path) if is_stream(path) else corpus.pairs(str(path)))
-
-
-def _read_labeled_pairs(path: pathlib.Path) -> "list[tuple[TextOrPair, str]]":
-    from jaxformer.data.text_pairs import read_labeled_pairs
-
-    return [(line.text, line.label) for line in read_labeled_pairs(path)]
 
 
 def _baseline_labels(classifier: "Classifier", texts: Sequence[str]) -> dict[str, list[str]]:

@@ -5,16 +5,25 @@ import pathlib
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxformer import pretrained
 from jaxformer.cli.command import Command
-from jaxformer.cli.options import InputFile, ModelOptions, SearchOptions, TranslatorDir
-from jaxformer.cli.signatures import Option, flag
-from jaxformer.data.languages import Languages, parse_pairs
+from jaxformer.cli.options import (
+    InputFile,
+    ModelOptions,
+    SearchOptions,
+    TranslatorDir,
+    option_names,
+    refuse_options,
+)
+from jaxformer.cli.signatures import Option
+from jaxformer.cli.source_fields import searches
+from jaxformer.data.languages import parse_pairs
 from jaxformer.data.sentences import split_sentences
 from jaxformer.errors import UserError, needs_package
+from jaxformer.fields import fields_given
 from jaxformer.serving.limits import Limits
 
 if TYPE_CHECKING:
@@ -51,13 +60,86 @@ class Address:
         return reserved
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationOptions:
+    """Options of a server of translations.
+
+    Translations:
+      languages: source and target language of a model that does not know its own, such as en-de for
+        an imported T5; several pairs are separated by spaces (default: the model's)
+      task_prefix: text before each sentence, which tells an imported T5 what to do, such as
+        "translate {source} to {target}: "; the braces stand for the names of the languages
+      split: lines are paragraphs: translate each sentence of a line by itself
+      glossary: terms to be translated so: a term, a tab and its translation in each line; a request
+        may have terms of its own
+    """
+
+    languages: Annotated[Sequence[str], Option(metavar="PAIR")] = ()
+    task_prefix: str = ""
+    split: bool = False
+    glossary: InputFile | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of the command, without the address."""
+
+    workdir: pathlib.Path
+    translations: TranslationOptions
+    limits: Limits
+    model: ModelOptions
+    search: SearchOptions
+
+    def given(self) -> Iterator[str]:
+        """Yields the names of the options that do not have their defaults."""
+        for group in (self.translations, self.limits, self.model):
+            yield from fields_given(group)
+        yield from self.search.given()
+
+
+class KindServer(NamedTuple):
+    """The server of a kind of models.
+
+    Attributes:
+      make: Loads the model, and returns the application.
+      takes: Names of the options that it takes. All other options are refused, except workdir and
+        address, which all servers have.
+      note: What to know about a refused option.
+    """
+
+    make: "Callable[[_Options], Starlette]"
+    takes: Set[str]
+    note: str = ""
+
+
+def kind_servers() -> "dict[Kind, KindServer]":
+    """Returns the servers by the kind of the model."""
+    from jaxformer.kinds.classification import CLASSIFICATION
+    from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+    from jaxformer.kinds.translation import TRANSLATION
+
+    limits = {"char_limit", "batch_limit", "body_limit", "queue_limit", "max_batch", "threads"}
+    decoding = {"weights", "ensemble", "dtype", "amateur", "contrast", "sampling"}
+    beam_search, sampling = map(option_names, searches())
+    translations = option_names(TranslationOptions)
+    return {
+        TRANSLATION: KindServer(
+            _translations,
+            limits | decoding | beam_search | sampling | translations | {"shortlist"},
+        ),
+        LANGUAGE_MODELING: KindServer(
+            _completions,
+            limits | decoding | sampling - {"num_samples"} | {"token_limit"},
+            note=", which samples as many texts as a client asks for with the field n",
+        ),
+        CLASSIFICATION: KindServer(_labels, limits | {"weights"}),
+    }
+
+
 def serve(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
-    languages: Annotated[Sequence[str], Option(metavar="PAIR")] = (),
-    task_prefix: str = "",
-    split: bool = False,
-    glossary: InputFile | None = None,
+    translations: TranslationOptions,
     address: Address,
     limits: Limits,
     model: ModelOptions,
@@ -69,15 +151,6 @@ def serve(
     by POST /classify. Texts of many requests are computed together. The server listens when its
     programs are compiled. SIGTERM finishes running requests.
 
-    Translations:
-      languages: source and target language of a model that does not know its own, such as en-de for
-        an imported T5; several pairs are separated by spaces (default: the model's)
-      task_prefix: text before each sentence, which tells an imported T5 what to do, such as
-        "translate {source} to {target}: "; the braces stand for the names of the languages
-      split: lines are paragraphs: translate each sentence of a line by itself
-      glossary: terms to be translated so: a term, a tab and its translation in each line; a request
-        may have terms of its own
-
     Example:
       jaxformer serve     # then open http://127.0.0.1:5000
 
@@ -88,128 +161,80 @@ def serve(
     with needs_package("starlette", "which serves HTTP", extra="serve"):
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    from jaxformer.config import read_config
-    from jaxformer.kinds.classification import CLASSIFICATION
-    from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
-    from jaxformer.kinds.translation import TRANSLATION
-    from jaxformer.runs.workdir import Workdir
 
-    kind = read_config(Workdir(workdir)).kind
-    if kind != TRANSLATION:
-        _check_translator_only(
-            kind,
-            languages=languages,
-            task_prefix=task_prefix,
-            split=split,
-            glossary=glossary,
-        )
-
+    options = _Options(
+        workdir=workdir,
+        translations=translations,
+        limits=limits,
+        model=model,
+        search=search,
+    )
+    server = _choose_server(options)
     # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
-        if kind == TRANSLATION:
-            if split:
-                split_sentences("", "en")  # refuses to start without its package
-            pairs = parse_pairs(languages) if languages else None
-            app = _translations(
-                workdir,
-                model,
-                search,
-                limits,
-                languages=pairs,
-                task_prefix=task_prefix,
-                split=split,
-                glossary=glossary,
-            )
-        elif kind == LANGUAGE_MODELING:
-            app = _completions(workdir, model, search, limits)
-        elif kind == CLASSIFICATION:
-            app = _labels(workdir, model, search, limits)
-        else:
-            raise UserError(
-                f"{workdir}: expected a translator, a language model or a classifier of texts, got "
-                f"{kind.description}, which has no server"
-            )
-        run_server(app, reserved)
+        run_server(server.make(options), reserved)
 
 
-def _check_translator_only(kind: "Kind", **options: object) -> None:
-    for name, value in options.items():
-        if value:
-            raise UserError(
-                f"{flag(name)} is for translations: leave it out for {kind.description}"
-            )
+def _choose_server(options: _Options) -> KindServer:
+    """Returns the server of a model; refuses a kind without one, and options it does not take."""
+    from jaxformer.config import read_config
+    from jaxformer.runs.workdir import Workdir
+
+    kind = read_config(Workdir(options.workdir)).kind
+    server = kind_servers().get(kind)
+    if server is None:
+        raise UserError(
+            f"{options.workdir}: expected a translator, a language model or a classifier of texts, "
+            f"got {kind.description}, which has no server"
+        )
+
+    refused = [name for name in options.given() if name not in server.takes]
+    refuse_options(refused, f"{options.workdir} is {kind.description}{server.note}")
+    return server
 
 
-def _translations(
-    workdir: pathlib.Path,
-    model: ModelOptions,
-    search: SearchOptions,
-    limits: Limits,
-    *,
-    languages: Languages | None,
-    task_prefix: str,
-    split: bool,
-    glossary: pathlib.Path | None,
-) -> "Starlette":
+def _translations(options: _Options) -> "Starlette":
     from jaxformer.inference.glossary import Glossary
     from jaxformer.serving.app import make_app
     from jaxformer.serving.backend import TranslatorBackend
 
-    terms = None if glossary is None else Glossary.load(glossary)
-    translator = model.load(workdir, search.settings(workdir))
-    backend = TranslatorBackend(translator, languages, task_prefix, _model_name(workdir), terms)
-    backend.warm_up(limits.max_batch, _report)
-    return make_app(backend, limits, split=split)
+    own = options.translations
+    if own.split:
+        split_sentences("", "en")  # refuses to start without its package
+    languages = parse_pairs(own.languages) if own.languages else None
+    terms = None if own.glossary is None else Glossary.load(own.glossary)
+
+    workdir = options.workdir
+    translator = options.model.load(workdir, options.search.settings(workdir))
+    name = _model_name(workdir)
+    backend = TranslatorBackend(translator, languages, own.task_prefix, name, terms)
+    backend.warm_up(options.limits.max_batch, _report)
+    return make_app(backend, options.limits, split=own.split)
 
 
-def _completions(
-    workdir: pathlib.Path,
-    model: ModelOptions,
-    search: SearchOptions,
-    limits: Limits,
-) -> "Starlette":
+def _completions(options: _Options) -> "Starlette":
     from jaxformer.inference.generator import Generator
     from jaxformer.search import Sampling
     from jaxformer.serving.completions import make_completions
     from jaxformer.serving.generator_backend import GeneratorBackend
 
-    model.check_only(
-        "weights",
-        "ensemble",
-        "dtype",
-        "amateur",
-        "contrast",
-        reason="a language model has no words of a source to choose from",
-    )
-    settings = search.settings(workdir, default=Sampling(num_samples=1))
-    if not isinstance(settings, Sampling):
-        raise UserError("completions are sampled: leave the options of beam search out")
-    if "num_samples" in search.changes:
-        raise UserError("--samples: leave it out; clients ask for samples with the field n")
-
-    generator = model.load_as(Generator, workdir, settings)
-    backend = GeneratorBackend(generator)
-    backend.warm_up(limits.max_batch, _report)
-    return make_completions(backend, _model_name(workdir), limits)
+    workdir = options.workdir
+    settings = options.search.settings(workdir, default=Sampling(num_samples=1))
+    backend = GeneratorBackend(options.model.load_as(Generator, workdir, settings))
+    backend.warm_up(options.limits.max_batch, _report)
+    return make_completions(backend, _model_name(workdir), options.limits)
 
 
-def _labels(
-    workdir: pathlib.Path,
-    model: ModelOptions,
-    search: SearchOptions,
-    limits: Limits,
-) -> "Starlette":
+def _labels(options: _Options) -> "Starlette":
     from jaxformer.serving.labels import make_labels
     from jaxformer.tasks.classification.text_classifier import Classifier
 
-    reason = "a classifier has neither a search nor an ensemble"
-    model.check_only("weights", reason=reason)
-    search.check_none(reason=reason)
-    classifier = Classifier.load(workdir, weights=model.weights)
+    workdir = options.workdir
+    classifier = Classifier.load(workdir, weights=options.model.weights)
     print(f"{workdir}: {classifier.weights}", file=sys.stderr)
     _report("labels")
     classifier.probabilities([""])
-    return make_labels(classifier, _model_name(workdir), limits)
+    return make_labels(classifier, _model_name(workdir), options.limits)
 
 
 def _report(step: str) -> None:

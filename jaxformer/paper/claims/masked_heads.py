@@ -3,7 +3,8 @@
 import pathlib
 
 from jaxformer import pretrained
-from jaxformer.inference.head_masking import MaskedHeads, mask_heads
+from jaxformer.inference.head_masking import MaskedHeads
+from jaxformer.inference.translator_heads import mask_translator_heads
 from jaxformer.paper.claims.claim import Claim
 from jaxformer.paper.claims.everyday_pairs import PAIRS
 from jaxformer.paper.table_commands import markdown_table
@@ -12,7 +13,7 @@ from jaxformer.search import BeamSearch
 
 
 def measure() -> MaskedHeads:
-    return mask_heads(pretrained.WORKDIR, PAIRS, search=BeamSearch(beam_size=1))
+    return mask_translator_heads(pretrained.WORKDIR, PAIRS, search=BeamSearch(beam_size=1))
 
 
 def report(figures: MaskedHeads) -> str:
@@ -22,7 +23,7 @@ def report(figures: MaskedHeads) -> str:
     for head, quality in figures.without.items():
         layer = (head.kind, head.layer)
         losses.setdefault(layer, []).append(f"{quality.loss - whole.loss:+.3f}")
-        scores.setdefault(layer, []).append(f"{quality.bleu - whole.bleu:+.1f}")
+        scores.setdefault(layer, []).append(f"{quality.score - whole.score:+.1f}")
 
     tables = []
     for title, cells in (("change of the loss", losses), ("change of BLEU", scores)):
@@ -33,7 +34,7 @@ def report(figures: MaskedHeads) -> str:
     return (
         f"The model that comes with jaxformer, float32, greedy search; {len(PAIRS)} sentences that "
         f"were written for this page. Whole model: loss {whole.loss:.3f} nats a token, BLEU "
-        f"{whole.bleu:.1f}.\n\n" + "\n".join(tables)
+        f"{whole.score:.1f}.\n\n" + "\n".join(tables)
     )
 
 

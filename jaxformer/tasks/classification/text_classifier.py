@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxformer.data.encoded_text import EncodedText
 from jaxformer.data.text_pairs import TextOrPair
 from jaxformer.inference.encoder_outputs import encoder_outputs
 from jaxformer.inference.text_inputs import encode_text, encode_texts
@@ -54,14 +55,14 @@ class Classifier(EncoderPredictor):
 
     def classify(
         self,
-        texts: Sequence[TextOrPair],
+        texts: Sequence[TextOrPair | EncodedText],
         *,
         report: Callable[[int], object] = lambda _: None,
     ) -> list[Label]:
         """Returns the label of each text, or of each pair of texts.
 
         Args:
-          texts: Texts, which may be blank, or pairs of texts.
+          texts: Texts, which may be blank, or pairs of texts, or what :meth:`encode` returns.
           report: Called with the number of texts after each batch.
 
         Raises:
@@ -74,13 +75,21 @@ class Classifier(EncoderPredictor):
             result.append(Label(self.labels[most_probable], probability))
         return result
 
-    def token_ids(self, text: TextOrPair, place: str) -> list[int]:
-        """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        return encode_text(text, self.tokenizer, self.config.model, place).tokens.tolist()
+    def encode(self, text: TextOrPair, place: str) -> EncodedText:
+        """Returns the tokens of a text or of a pair of texts, which takes its place in calls.
+
+        Args:
+          text: The text or the pair.
+          place: Name of the text in errors.
+
+        Raises:
+          UserError: It is longer than ``model.max_length`` tokens.
+        """
+        return encode_text(text, self.tokenizer, self.config.model, place)
 
     def probabilities(
         self,
-        texts: Sequence[TextOrPair],
+        texts: Sequence[TextOrPair | EncodedText],
         *,
         report: Callable[[int], object] = lambda _: None,
     ) -> Float[np.ndarray, "N C"]:
@@ -89,13 +98,13 @@ class Classifier(EncoderPredictor):
         A model with one label gives each text a score, whose sigmoid is returned.
         """
         model = self.config.model
-        has_pairs = any(isinstance(text, tuple) for text in texts)
-        probabilities_of = _pair_probabilities if has_pairs else _text_probabilities
+        encoded = encode_texts(texts, self.tokenizer, model)
+        has_types = any(text.types.any() for text in encoded)
         outputs = encoder_outputs(
-            probabilities_of,
+            _pair_probabilities if has_types else _text_probabilities,
             model,
             self.params,
-            encode_texts(texts, self.tokenizer, model),
+            encoded,
             report=report,
         )
 

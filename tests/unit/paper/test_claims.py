@@ -83,8 +83,8 @@ def test_cost_of_heads_is_the_sum_of_the_matmuls():
 
 def test_masked_heads_are_compared_with_the_whole_model():
     head = Head("cross", layer=1, number=2, path=(), index=None)
-    whole = Quality(loss=0.5, bleu=40.0)
-    figures = MaskedHeads(whole, {head: Quality(loss=0.75, bleu=30.0)})
+    whole = Quality(loss=0.5, score=40.0)
+    figures = MaskedHeads(whole, {head: Quality(loss=0.75, score=30.0)})
     found = masked_heads.report(figures)
     assert "| cross, layer 1 | +0.250 |" in found
     assert "| cross, layer 1 | -10.0 |" in found

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from jaxformer.plots.figure import GRAY, open_figure, write_values
 
 _CELL = 0.42  # inches, enough for a number of six characters
+_CHARACTER = 0.07  # inches
 _HIGHEST = 12  # cells of more layers have no numbers
 
 
@@ -32,6 +33,8 @@ def draw_head_grids(
     down = sum(values.shape[0] for values in lost.values())
     width = max(across * _CELL + 1.6, 3.2)
     height = down * _CELL + 0.6 * len(lost) + 0.4
+    # Beside few layers, the label of the color bar is longer than the bar.
+    height = max(height, _CHARACTER * len(label))
 
     with open_figure(path, width, height) as page:
         ratios = [len(values) for values in lost.values()]
@@ -44,7 +47,7 @@ def draw_head_grids(
             axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
             axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
             if max(layers, heads) <= _HIGHEST:
-                write_values(axes, values, "{:.3f}", dark_above=0.6 * largest, points=7)
+                write_values(axes, values, "{:z.3f}", dark_above=0.6 * largest, points=7)
         grid[-1].set_xlabel("head")
 
         bar = page.colorbar(image, ax=page.axes, pad=0.02)

@@ -19,3 +19,14 @@ def test_cells_have_their_values_and_share_a_scale(tmp_path, pages):
     assert [text.get_position() for text in encoder.texts] == [(0, 0), (1, 0), (0, 1)]
     assert [text.get_color() for text in encoder.texts] == ["black", "white", "black"]
     assert [text.get_color() for text in cross.texts] == ["white", "black"]
+
+
+def test_the_label_of_the_color_bar_fits_beside_a_single_layer(tmp_path, pages):
+    label = "loss gained without the head, nats"
+    draw_head_grids({"encoder": np.array([[-0.0001]])}, tmp_path / "heads.png", label=label)
+    page = pages[-1]
+    [cell], bar = page.axes[0].texts, page.axes[-1]
+    assert cell.get_text() == "0.000"
+    shown = bar.yaxis.label.get_window_extent()
+    assert shown.y0 >= 0
+    assert shown.y1 <= page.bbox.height

@@ -103,7 +103,7 @@ SETTINGS = {
         lambda task: Convolutional(task.vocab_size, size=44, dilations=(1, 3, 9, 27))
     ),
     "GRU": by_distance(recurrent),
-    "GRU, one token a row": last_of_row(rows=64),
+    "GRU, one token per row": last_of_row(rows=64),
 }
 
 CLAIM = Experiment(

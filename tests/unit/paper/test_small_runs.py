@@ -103,6 +103,10 @@ def test_experiments_tabulate_and_draw_medians_with_their_range(tmp_path, pages)
     rights, losses = pages[-1].axes
     assert rights.get_title(loc="left") == "Right tokens, %"
     assert [list(line.get_ydata()) for line in losses.lines] == [[2], [4, 6]]
+    # The first line is visible where the second has the same values.
+    first, second = losses.lines
+    assert first.get_linewidth() > second.get_linewidth()
+    assert first.get_markersize() > second.get_markersize()
     assert interval(np.array([0.5, 0.25]), ".2f") == "0.38 (0.25 to 0.50)"
 
 
@@ -216,7 +220,7 @@ def test_networks_that_copy_are_of_equal_size():
             assert setting.task.delay == distance
             params = jax.eval_shape(setting.network.init, jax.random.key(0), tokens)["params"]
             assert 24_000 < sum(leaf.size for leaf in jax.tree.leaves(params)) < 28_000
-    rows = copy_distance.SETTINGS["GRU, one token a row"][8].task.test_rows()
+    rows = copy_distance.SETTINGS["GRU, one token per row"][8].task.test_rows()
     assert rows.is_scored.sum(axis=1).tolist() == [1] * 128
 
 

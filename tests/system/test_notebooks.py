@@ -51,7 +51,12 @@ SHORTER = {
         "assert correct > 0.8 * len(references)": "",
         "ROWS.items()": "list(ROWS.items())[:3]",
     },
-    "claims": {},  # without training
+    "claims": {
+        "STEPS = 200": "STEPS = 2",
+        "assert after < 20 < 80 < first": "",
+        "STEPS = 600": "STEPS = 2",
+        "assert with_truth > alone + 15": "",
+    },
     "colab_tpu": {
         "steps=120": "steps=30",
         "warmup_steps=100": "warmup_steps=5",

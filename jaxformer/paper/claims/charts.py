@@ -1,4 +1,7 @@
-"""The one style of all pictures of claims: lines with markers, readable on a narrow screen."""
+"""The one style of all pictures of claims: lines with markers, readable on a narrow screen.
+
+Earlier lines are wider, so that they remain visible where later ones have the same values.
+"""
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,13 +63,14 @@ def draw_panels(panels: Sequence[Panel], path: pathlib.Path) -> None:
 
 
 def _draw_lines(panel: Panel, axes: Any) -> None:
-    for label, values, (color, marker) in _looks(panel.lines):
+    for label, values, (color, marker), later in _looks(panel.lines):
         axes.plot(
             list(values),
             list(values.values()),
             f"{marker}-" if panel.markers else "-",
             color=color,
-            markersize=4,
+            linewidth=1.2 + 0.45 * later,
+            markersize=4 + 0.75 * later,
             label=label,
         )
         for x, (lowest, highest) in panel.ranges.get(label, {}).items():
@@ -76,7 +80,7 @@ def _draw_lines(panel: Panel, axes: Any) -> None:
         axes.set_xscale("log", base=panel.log_x)
     if panel.markers:
         points = sorted({x for values in panel.lines.values() for x in values})
-        axes.set_xticks(points, [f"{x:g}" for x in points])
+        axes.set_xticks(points, [_tick(x) for x in points])
         axes.minorticks_off()
     if panel.log_y:
         axes.set_yscale("log")
@@ -88,8 +92,14 @@ def _draw_lines(panel: Panel, axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _tick(x: float) -> str:
+    """Formats a number as the tables do, with commas between thousands."""
+    return f"{x:,}" if isinstance(x, int) else f"{x:g}"
+
+
 def _looks(
     lines: Mapping[str, Points],
-) -> Iterator[tuple[str, Points, tuple[str, str]]]:
-    for (label, values), look in zip(lines.items(), _LOOKS, strict=False):
-        yield label, values, look
+) -> Iterator[tuple[str, Points, tuple[str, str], int]]:
+    """Yields a color, a marker, and the number of later lines, for each line."""
+    for number, (label, values) in enumerate(lines.items(), start=1):
+        yield label, values, _LOOKS[number - 1], len(lines) - number

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.paper.claims import free_running, scaling_law, trained_scores
+from jaxformer.paper.claims import copy_distance, free_running, scaling_law, trained_scores
 from jaxformer.paper.claims.small_runs import (
     RIGHT,
     TEST_LOSS,
@@ -103,6 +103,10 @@ def test_experiments_tabulate_and_draw_medians_with_their_range(tmp_path, pages)
     rights, losses = pages[-1].axes
     assert rights.get_title(loc="left") == "Right tokens, %"
     assert [list(line.get_ydata()) for line in losses.lines] == [[2], [4, 6]]
+    # The first line is visible where the second has the same values.
+    first, second = losses.lines
+    assert first.get_linewidth() > second.get_linewidth()
+    assert first.get_markersize() > second.get_markersize()
     assert interval(np.array([0.5, 0.25]), ".2f") == "0.38 (0.25 to 0.50)"
 
 
@@ -190,6 +194,34 @@ def test_additive_attention_is_a_network_for_each_pair():
         weights = np.exp(scores) / np.exp(scores).sum()
         expected = weights @ values[: place + 1] @ params["output"]
         np.testing.assert_allclose(found[0, place], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dilations", "reach"), [((1, 1), 4), ((1, 3), 8)])
+def test_convolutions_see_the_places_that_their_dilations_allow(dilations, reach):
+    network = copy_distance.Convolutional(vocab_size=3, size=8, dilations=dilations)
+    tokens = np.zeros((12, 12), np.int32)
+    np.fill_diagonal(tokens, 1)
+
+    def both(tokens):
+        params = network.init(jax.random.key(0), tokens)
+        return network.apply(params, tokens), network.apply(params, jnp.zeros_like(tokens))
+
+    changed, same = jax.device_get(jax.jit(both)(tokens))
+    sees = np.abs(changed - same).max(axis=-1) > 1e-6  # by place of the other token, and output
+    back = np.arange(12)[None] - np.arange(12)[:, None]
+    np.testing.assert_array_equal(sees, (back >= 0) & (back <= reach))
+
+
+def test_networks_that_copy_are_of_equal_size():
+    tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+    for settings in copy_distance.SETTINGS.values():
+        for distance, setting in settings.items():
+            assert isinstance(setting.task, Echo)
+            assert setting.task.delay == distance
+            params = jax.eval_shape(setting.network.init, jax.random.key(0), tokens)["params"]
+            assert 24_000 < sum(leaf.size for leaf in jax.tree.leaves(params)) < 28_000
+    rows = copy_distance.SETTINGS["GRU, one token per row"][8].task.test_rows()
+    assert rows.is_scored.sum(axis=1).tolist() == [1] * 128
 
 
 def test_power_laws_are_found():

@@ -131,7 +131,7 @@ $(NEWEST)/installed: requirements.lock pyproject.toml
 $(VENV)/demo: SIZE := a minute, 0.9 GB
 $(VENV)/demo: requirements.lock pyproject.toml
 	$(create)
-	sed '/--hash/d; s/ *\\$$//' $< > $(@D)/constraints.txt
+	@sed '/--hash/d; s/ *\\$$//' $< > $(@D)/constraints.txt
 	$(@D)/bin/pip install --quiet --constraint $(@D)/constraints.txt --editable '.[plots]'
 	@touch $@
 

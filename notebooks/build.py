@@ -1,16 +1,19 @@
 """Builds the notebooks from the scripts beside this file, and runs them: ``make notebooks``.
 
 Cells begin with ``# %%``, as in jupytext's percent format. The second cell of each notebook is
-``install.py``. A notebook that has the cells of its script already keeps its outputs. The one for
-Colab is not run, since it belongs on a TPU.
+``install.py``. A notebook that has the cells of its script already keeps its outputs, though the
+package may have changed; name it to run it again: ``python notebooks/build.py annotated_paper``.
+The one for Colab is not run, since it belongs on a TPU.
 
 If pyproject.toml has an address of the repository, the notebooks install from it, and link to
 themselves in Colab.
 """
 
+import argparse
 import pathlib
 import sys
 import tempfile
+import time
 import tomllib
 from typing import Any
 
@@ -82,13 +85,38 @@ def run(notebook: Any) -> None:
         output.get("data", {}).pop("text/latex", None)  # a third copy of our source
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Builds all notebooks, or those that are named."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    choices = [script.stem for script in scripts()]
+    parser.add_argument("names", nargs="*", help=f"run these again: {', '.join(choices)}")
+    names = parser.parse_args().names
+    unknown = set(names) - set(choices)
+    if unknown:
+        parser.error(f"expected names among {', '.join(choices)}, got {', '.join(sorted(unknown))}")
+
     for script in scripts():
-        path, notebook = script.with_suffix(".ipynb"), build(script)
-        if path.exists() and without_outputs(nbformat.read(path, 4)) == notebook:
+        path = script.with_suffix(".ipynb")
+        if names and script.stem not in names:
+            continue
+        if not names and is_up_to_date(script):
             print(f"{path}: is up to date")
             continue
+
+        notebook = build(script)
         print(f"{path}: running", file=sys.stderr)
+        start = time.monotonic()
         if script.stem not in NOT_RUN:
             run(notebook)
         path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+        print(f"{path}: {time.monotonic() - start:.0f} s", file=sys.stderr)
+
+
+def is_up_to_date(script: pathlib.Path) -> bool:
+    """Returns whether the notebook of a script has its cells."""
+    path = script.with_suffix(".ipynb")
+    return path.exists() and without_outputs(nbformat.read(path, 4)) == build(script)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,9 @@ from jaxformer.interop import ctranslate2, formats
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.model_card import languages_of
 
+# Above each version of Argos Translate's index: if fewer than two packages are installed,
+# LibreTranslate 1.9.6 replaces them at its start by newer ones of the index.
+_VERSION = "1000.0"
 # A date for all files, so that equal models give equal archives; zip has none before 1980.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _CODE = """
@@ -55,7 +58,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     # Unlike the folder of a package of the index, so that installing it overwrites no other.
     inside = pathlib.PurePosixPath(f"{name}-jaxformer")
     metadata = {
-        "package_version": "1.0",
+        "package_version": _VERSION,
         "argos_version": "1.9.0",
         "type": "translate",
         "from_code": source,

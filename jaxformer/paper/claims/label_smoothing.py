@@ -29,4 +29,4 @@ CLAIM = Experiment(
         Measure("right characters, %", lambda course: 100 * course.right[:, -1], ".1f"),
     ],
     log_x=None,
-).as_claim("label_smoothing", place=105, says="Label smoothing hurts perplexity and helps BLEU.")
+).as_claim("label_smoothing", place=106, says="Label smoothing hurts perplexity and helps BLEU.")

@@ -6,6 +6,7 @@ network and how it is trained. All seeds of a setting are one program.
 
 import dataclasses
 import functools
+import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -35,11 +36,18 @@ class Batch(NamedTuple):
 Network = Callable[[Array], Array]
 # Changes the tokens that a network reads.
 Inputs = Callable[[Network, Batch], Batch]
+# Computes what else is kept of a test, given the parameters of the network.
+Examine = Callable[[PyTree], PyTree]
 
 
 def true_inputs(network: Network, batch: Batch) -> Batch:
     """Returns rows as they are: teacher forcing."""
     return batch
+
+
+def nothing_else(params: PyTree) -> PyTree:
+    """Returns an empty tree: losses and accuracy are enough."""
+    return ()
 
 
 class Task(Protocol):
@@ -68,6 +76,7 @@ class Setting:
       label_smoothing: Probability that is spread over all tokens in training.
       train_inputs: Changes the tokens that are read in training, given the network of that step.
       test_inputs: The same for tests.
+      examine: Computes what else is kept of each test, given the parameters of the network.
       tests: Number of times that the network is tested, the last time after training.
     """
 
@@ -80,6 +89,7 @@ class Setting:
     label_smoothing: float = 0.0
     train_inputs: Inputs = true_inputs
     test_inputs: Inputs = true_inputs
+    examine: Examine = nothing_else
     tests: int = 1
 
     def describe(self) -> str:
@@ -104,11 +114,13 @@ class Course(NamedTuple):
         label smoothing if there is any.
       test_loss: Cross-entropy of new rows, in nats a token, without label smoothing.
       right: Fraction of tokens in new rows that are the most probable ones.
+      examined: Results of the setting's ``examine``, with the axes of the others in front.
     """
 
     train_loss: Float[Any, "seeds tests"]
     test_loss: Float[Any, "seeds tests"]
     right: Float[Any, "seeds tests"]
+    examined: PyTree = ()
 
 
 class Measure(NamedTuple):
@@ -215,8 +227,9 @@ class Curves(Experiment):
 
             figures[line] = {}
             for test in range(1, setting.tests + 1):
-                until_test = Course(*(values[:, :test] for values in course))
-                figures[line][test * setting.steps // setting.tests] = until_test
+                until_test = operator.itemgetter(np.s_[:, :test])
+                steps = test * setting.steps // setting.tests
+                figures[line][steps] = jax.tree.map(until_test, course)
         return figures
 
 
@@ -278,6 +291,7 @@ def train_function(setting: Setting) -> Callable[[Array], Course]:
                 train_loss=losses.mean(),
                 test_loss=found["loss"] / found["count"],
                 right=found["accuracy"] / found["count"],
+                examined=setting.examine(params),
             )
             return state, course
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.paper.claims import copy_distance, free_running, scaling_law, trained_scores
+from jaxformer.data.numerals import numbers_in, spell_english
+from jaxformer.data.tokenizer import EOS
+from jaxformer.paper.claims import (
+    copy_distance,
+    free_running,
+    scaling_law,
+    smoothed_translation,
+    trained_scores,
+)
 from jaxformer.paper.claims.small_runs import (
     RIGHT,
     TEST_LOSS,
@@ -237,3 +245,47 @@ def test_power_laws_are_found():
     params = jax.eval_shape(layers.network.init, jax.random.key(0), tokens)["params"]
     matrices = [leaf.size for leaf in jax.tree.leaves(params["decoder"]) if leaf.ndim > 2]
     assert sum(matrices) == scaling_law.matrix_parameters(8)
+
+
+def test_what_is_examined_has_the_axes_of_seeds_and_tests():
+    setting = dataclasses.replace(SETTING, examine=lambda params: params["logits"])
+    course = train(setting, seeds=2)
+    assert course.examined.shape == (2, 2, VOCABULARY)
+    # All seeds begin with the same logits, and the second test is after one more step.
+    np.testing.assert_array_equal(course.examined[0], course.examined[1])
+    assert (course.examined[:, 1, 2] > course.examined[:, 0, 2]).all()
+
+
+def test_greedy_translations_are_the_most_probable_words_one_by_one(monkeypatch):
+    pairs = smoothed_translation.read_pairs("held_out")
+    few = smoothed_translation.Pairs(pairs.source[:2], pairs.target[:2])
+    monkeypatch.setattr(smoothed_translation, "read_pairs", lambda split: few)
+    greedy = {"greedy": smoothed_translation.SEARCHES["greedy"]}
+    monkeypatch.setattr(smoothed_translation, "SEARCHES", greedy)
+
+    network = smoothed_translation.Translator(smoothed_translation.CONFIG)
+    batch = smoothed_translation.as_rows(jnp.asarray(few.source), jnp.asarray(few.target))
+    params = jax.jit(network.init)(jax.random.key(0), batch.tokens)
+    found = jax.jit(smoothed_translation.translate)(params["params"])["greedy"]
+
+    logits_of = jax.jit(
+        lambda words: network.apply(
+            params, smoothed_translation.as_rows(jnp.asarray(few.source), words).tokens
+        )
+    )
+    length = smoothed_translation.LENGTH
+    words = np.zeros((2, length), np.int32)
+    for place in range(length):
+        logits = np.asarray(logits_of(words))[:, length + place]
+        words[:, place] = logits.argmax(axis=-1)
+    for translation, expected in zip(np.asarray(found), words, strict=True):
+        ends = np.flatnonzero(expected == EOS)
+        until = ends[0] if len(ends) else length - 1
+        np.testing.assert_array_equal(translation[:until], expected[:until])
+
+
+def test_targets_are_the_words_of_the_numbers():
+    number = numbers_in("held_out")[0]
+    [target, *_] = smoothed_translation.read_pairs("held_out").target
+    words = spell_english(number).replace("-", " ")
+    assert smoothed_translation.as_text(target) == words

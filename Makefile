@@ -58,7 +58,7 @@ demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)  ## Train on number words
 notebooks: $(VENV)/installed  ## Build and run notebooks/*.ipynb from the scripts beside them (minutes)
 	$(BIN)/python notebooks/build.py
 
-test: $(VENV)/installed  ## Run the tests (about 5 minutes on two cores)
+test: $(VENV)/installed  ## Run the tests (about 10 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
 test-changed: $(VENV)/installed  ## Run the tests nearest to what is not committed, at most 90 seconds

@@ -107,8 +107,9 @@ def option_names(group: type) -> set[str]:
 
 def refuse_options(given: Iterable[str], reason: str) -> None:
     """Refuses options, by the names of their parameters, that a command would ignore."""
-    for name in given:
-        raise UserError(f"{reason}: leave {flag(name)} out")
+    first = next(iter(given), None)
+    if first is not None:
+        raise UserError(f"{reason}: leave {flag(first)} out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

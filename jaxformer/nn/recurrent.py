@@ -23,7 +23,7 @@ from jaxformer.nn.keys import Keys, Memory
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, at_least_float32
-from jaxformer.nn.rematerialization import Remat, kept_values
+from jaxformer.nn.rematerialization import Remat, rematerialize
 from jaxformer.nn.sharding import constrain_batch
 from jaxformer.nn.stack import StackCache
 
@@ -120,9 +120,7 @@ class _Recurrent(nn.Module):
         reverse: bool = False,
     ) -> Any:
         """Runs a step over inputs with axes [B, T, ...]; returns its outputs in these axes."""
-        if self.remat != "none":
-            step = jax.checkpoint(step, policy=kept_values(self.remat), prevent_cse=False)
-
+        step = rematerialize(step, self.remat, prevent_cse=False)
         by_time = jax.tree.map(_swap_time, inputs)
         _, outputs = jax.lax.scan(step, state, by_time, reverse=reverse)
         return jax.tree.map(_swap_time, outputs)

@@ -12,11 +12,25 @@ from jaxformer.nn.matmul import MATMUL
 Remat = Literal["none", "dots", "layer"]
 
 
-def kept_values(remat: Remat) -> Callable[..., Any] | None:
-    """Returns JAX's policy for ``remat``: which values are kept; None if only the inputs are.
+def rematerialize(
+    function: Callable[..., Any],
+    remat: Remat,
+    *,
+    prevent_cse: bool,
+    checkpoint: Callable[..., Any] = jax.checkpoint,
+) -> Callable[..., Any]:
+    """Returns the function, whose backward pass recomputes what the policy says.
 
-    With "none", nothing is to be recomputed, and there is no policy to ask for.
+    Args:
+      function: The function.
+      remat: The policy.
+      prevent_cse: As for ``jax.checkpoint``: False inside of a loop.
+      checkpoint: ``nn.remat`` for a function of modules.
     """
+    if remat == "none":
+        return function
+
+    policy = None
     if remat == "dots":
-        return jax.checkpoint_policies.save_only_these_names(MATMUL)
-    return None
+        policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
+    return checkpoint(function, prevent_cse=prevent_cse, policy=policy)

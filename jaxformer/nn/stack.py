@@ -24,7 +24,7 @@ from jaxformer.nn.gated_block import GatedBlock
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.parameters import LAYERS
 from jaxformer.nn.pipeline import run_stages
-from jaxformer.nn.rematerialization import Remat, kept_values
+from jaxformer.nn.rematerialization import Remat, rematerialize
 from jaxformer.nn.sharding import constrain_batch, num_shards
 
 T = TypeVar("T")
@@ -546,7 +546,7 @@ class _Group(nn.Module):
         def layer(block: Block, x: Array, _: None) -> tuple[Array, None]:
             return block(constrain_batch(x), keys, dropout=dropout), None
 
-        run_gated = _rematerialize(run_gated, self.remat, prevent_cse=True)
+        run_gated = rematerialize(run_gated, self.remat, prevent_cse=True, checkpoint=nn.remat)
         x = run_gated(self.gated, constrain_batch(x))
         run_layers = _scan_layers(layer, self.num_layers, 1, remat=self.remat)
         return run_layers(self.layers, x, None)[0]
@@ -577,12 +577,6 @@ def _check_memory(memory: Memory | None) -> Memory:
     if memory is None:
         raise UserError("Stack: gated blocks need a memory, got None")
     return memory
-
-
-def _rematerialize(layer: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
-    if remat == "none":
-        return layer
-    return nn.remat(layer, prevent_cse=prevent_cse, policy=kept_values(remat))
 
 
 def _unrolls(remat: Remat) -> bool:
@@ -619,7 +613,7 @@ def _scan_layers(
     split_rngs: bool = True,
 ) -> Callable:
     is_repeated = repeats > 1
-    layer = _rematerialize(layer, remat, prevent_cse=is_repeated)
+    layer = rematerialize(layer, remat, prevent_cse=is_repeated, checkpoint=nn.remat)
 
     def repeat(block: Block, x: Array, distance: None) -> tuple[Array, None]:
         for _ in range(repeats):

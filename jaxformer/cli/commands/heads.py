@@ -43,8 +43,7 @@ def heads(
       output: also draw the changes of the loss as an image, .png or .svg
 
     Translations: Of a translation model, prints the loss of the references and BLEU.
-      source: text that the model was not trained on; it is translated once for each head, so a few
-        hundred lines are enough
+      source: text that the model was not trained on
       reference: its reference translation
 
     Labels: Of a classifier of texts, prints the loss of the labels and the accuracy.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.data.numerals import numbers_in, spell_english
+from jaxformer.data.numerals import numbers_in, spell_chinese, spell_english
 from jaxformer.data.tokenizer import EOS
 from jaxformer.paper.claims import (
     copy_distance,
@@ -282,6 +282,15 @@ def test_greedy_translations_are_the_most_probable_words_one_by_one(monkeypatch)
         ends = np.flatnonzero(expected == EOS)
         until = ends[0] if len(ends) else length - 1
         np.testing.assert_array_equal(translation[:until], expected[:until])
+
+
+def test_symbols_are_those_of_all_numbers():
+    held_out = numbers_in("held_out")
+    assert len(held_out) == smoothed_translation.HELD_OUT
+    found = set()
+    for number in numbers_in("train") + held_out:
+        found.update(spell_chinese(number), smoothed_translation.english_words(number))
+    assert smoothed_translation.symbols() == sorted(found)
 
 
 def test_targets_are_the_words_of_the_numbers():

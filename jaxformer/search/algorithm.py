@@ -62,8 +62,8 @@ class Algorithm(abc.ABC):
         of ``max_extra_length``, or of the call.
       min_length: Minimum number of tokens before EOS. Maximum lengths take precedence: a hypothesis
         with a lower maximum is cut off unfinished.
-      no_repeat_ngram: Forbids repeated n-grams of this size in a hypothesis; 0 allows them. A
-        sentence for which this forbids every continuation has no hypothesis.
+      no_repeat_ngram: Forbids repeated n-grams of this size in a hypothesis and the BOS before it;
+        0 allows them. A sentence for which this forbids every continuation has no hypothesis.
       constraints: Callables that forbid tokens: see :mod:`jaxformer.search.constraints`. They apply
         after ``min_length`` and ``no_repeat_ngram``. Not part of a config file.
       bos_id: Token that starts every hypothesis; not part of the result. The defaults of the three
@@ -429,6 +429,7 @@ class Algorithm(abc.ABC):
             step=state.step,
             prefix=state.prefix,
             sentence_ids=state.sentence_ids,
+            bos_id=self.bos_id,
             eos_id=self.eos_id,
             pad_id=self.pad_id,
         )

@@ -81,7 +81,8 @@ class BeamSearch(Algorithm):
         tensor2tensor), or only the first N ("N", as in Hugging Face).
       unfinished: Use of hypotheses that reach the limit without EOS. "fallback": they are returned
         only if no hypothesis of the sentence has finished. "compete": they count as finished (as in
-        Hugging Face).
+        Hugging Face). "end": their last token becomes EOS, whatever constraints forbid, with
+        probability one (Hugging Face's ``forced_eos_token_id``).
       early_stop: Rule for stopping a sentence before its limit. "proven": when no future hypothesis
         could displace a finished one; never changes the result. "likely": when none could at the
         current length (Hugging Face's ``early_stopping=False``). "full": when N have finished,
@@ -93,7 +94,7 @@ class BeamSearch(Algorithm):
     diversity_groups: int = 1
     diversity_penalty: float = 0.0
     ends_within: Literal["2N", "N"] = "2N"
-    unfinished: Literal["fallback", "compete"] = "fallback"
+    unfinished: Literal["fallback", "compete", "end"] = "fallback"
     early_stop: Literal["proven", "likely", "full", "never"] = "proven"
 
     _size: ClassVar[str] = "beam_size"
@@ -148,6 +149,9 @@ class BeamSearch(Algorithm):
             at_limit=at_limit,
             normalized=normalized,
         )
+        if self.unfinished == "end":
+            at_no_cost = self._append_token(state, self.eos_id)
+            ended = where_rows(at_limit, at_no_cost, ended)
         alive, ended = self._mask_done(state, alive, ended)
 
         def append(new: Candidates) -> Int[Array, "B N T"]:
@@ -168,13 +172,13 @@ class BeamSearch(Algorithm):
             tokens=append(ended),
             lengths=lengths,
             scores=scores,
-            log_probs=_own_log_probs(state, output, ended),
+            log_probs=self._own_log_probs(state, output, ended, at_limit=at_limit),
         )
 
         expert_log_probs = state.expert_log_probs
         if expert_log_probs is not None:
             # The alive hypotheses of a sentence that is done do not change.
-            new = _own_log_probs(state, output, alive)
+            new = self._own_log_probs(state, output, alive)
             expert_log_probs = where_rows(state.done, expert_log_probs, new)
 
         extended = dataclasses.replace(
@@ -191,6 +195,14 @@ class BeamSearch(Algorithm):
         done |= self._can_stop(extended, normalized=normalized)
         return dataclasses.replace(extended, done=done)
 
+    def _append_token(self, state: BeamState, token: int) -> Candidates:
+        """Returns the alive hypotheses, each with a token at no cost."""
+        return Candidates(
+            log_probs=state.log_probs,
+            tokens=jnp.full_like(state.newest, token),
+            parents=lax.broadcasted_iota(jnp.int32, state.parents.shape, dimension=1),
+        )
+
     def _mask_done(
         self,
         state: BeamState,
@@ -198,17 +210,34 @@ class BeamSearch(Algorithm):
         ended: Candidates,
     ) -> tuple[Candidates, Candidates]:
         """Replaces candidates of sentences that are done: no hypothesis moves, and none ends."""
-        unchanged = Candidates(
-            log_probs=state.log_probs,
-            tokens=jnp.full_like(alive.tokens, self.pad_id),
-            parents=lax.broadcasted_iota(jnp.int32, alive.parents.shape, dimension=1),
-        )
+        unchanged = self._append_token(state, self.pad_id)
         impossible = jnp.full_like(ended.log_probs, -jnp.inf)
         none_ended = dataclasses.replace(ended, log_probs=impossible)
 
         alive = where_rows(state.done, unchanged, alive)
         ended = where_rows(state.done, none_ended, ended)
         return alive, ended
+
+    def _own_log_probs(
+        self,
+        state: BeamState,
+        output: TokenScores,
+        candidates: Candidates,
+        at_limit: Bool[Array, " B"] | None = None,
+    ) -> Float[Array, "B M"]:
+        """Returns the log probabilities of candidates, of a contrast under its expert."""
+        if state.expert_log_probs is None or not isinstance(output, ContrastiveScores):
+            return candidates.log_probs
+
+        batch, _, vocabulary = output.expert.shape
+        flat = output.expert.reshape(batch, -1)
+        new = gather_beams(flat, candidates.parents * vocabulary + candidates.tokens)
+        if at_limit is not None and self.unfinished == "end":
+            new = where_rows(at_limit, jnp.zeros_like(new), new)
+        extended = gather_beams(state.expert_log_probs, candidates.parents) + new
+
+        is_missing = candidates.log_probs == -jnp.inf
+        return jnp.where(is_missing, -jnp.inf, extended)
 
     def select_candidates(
         self,
@@ -425,24 +454,6 @@ def expand(
         tokens=tokens,
         parents=parents,
     )
-
-
-def _own_log_probs(
-    state: BeamState,
-    output: TokenScores,
-    candidates: Candidates,
-) -> Float[Array, "B M"]:
-    """Returns the log probabilities of candidates, of a contrast under its expert."""
-    if state.expert_log_probs is None or not isinstance(output, ContrastiveScores):
-        return candidates.log_probs
-
-    batch, _, vocabulary = output.expert.shape
-    flat = output.expert.reshape(batch, -1)
-    new = gather_beams(flat, candidates.parents * vocabulary + candidates.tokens)
-    extended = gather_beams(state.expert_log_probs, candidates.parents) + new
-
-    is_missing = candidates.log_probs == -jnp.inf
-    return jnp.where(is_missing, -jnp.inf, extended)
 
 
 def _greatest_of_table(

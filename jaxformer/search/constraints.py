@@ -45,6 +45,7 @@ class SearchContext(NamedTuple):
       prefix: Tokens that the hypotheses must start with, int32; ``pad_id`` leaves a position free.
       sentence_ids: Ids of the sentences, int32, as given to
         :meth:`~jaxformer.search.Algorithm.start`; their indices in the batch if none were given.
+      bos_id: Token that starts every hypothesis, and is not among ``tokens``.
       eos_id: Token that ends a hypothesis.
       pad_id: Padding token.
     """
@@ -54,6 +55,7 @@ class SearchContext(NamedTuple):
     step: Int[Array, ""]
     prefix: Int[Array, "B P"]
     sentence_ids: Int[Array, " B"]
+    bos_id: int
     eos_id: int
     pad_id: int
 
@@ -96,14 +98,19 @@ class SuppressFirst:
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNgram:
-    """Forbids tokens that would repeat an n-gram of the hypothesis; ``n`` is at least 1."""
+    """Forbids tokens that would repeat an n-gram; ``n`` is at least 1.
+
+    BOS before the hypothesis counts, as in Hugging Face.
+    """
 
     n: int
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        start = jnp.full_like(context.tokens[:, :, :1], context.bos_id)
+        tokens = jnp.concatenate([start, context.tokens], axis=2)
         repeats = repeats_ngram(
-            context.tokens,
-            context.step,
+            tokens,
+            context.step + 1,
             self.n,
             vocabulary=logits.shape[2],
         )

@@ -143,7 +143,6 @@ def test_marian_is_the_inverse_of_the_import(name, tmp_path):
         np.testing.assert_array_equal(found[key], array, err_msg=key)
 
     not_ours = {
-        "forced_eos_token_id",
         "max_length",
         "model_max_length",
         "share_encoder_decoder_embeddings",

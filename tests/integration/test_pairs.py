@@ -23,7 +23,7 @@ from jaxformer.training.placement import BatchShards
 
 from ..fixtures.random_weights import read_arrays
 from ..profiles import by_profile
-from .families import imported, relative_difference
+from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
 
@@ -114,13 +114,16 @@ def best_ids(found):
 
 
 def expected_ids(name, output):
-    """Returns the outputs of transformers, which are padded with -1, in our numbers."""
-    _, _, trained, outputs = family(name)
+    return in_our_numbers(name, family(name).outputs[output])
+
+
+def in_our_numbers(name, rows):
+    """Returns outputs of transformers, which are padded with -1, in our numbers."""
+    our_ids = family(name).trained.tokenizer.our_ids
     expected = []
-    for row in outputs[output]:
+    for row in rows:
         theirs = row[row >= 0]
-        ours = trained.tokenizer.our_ids[theirs]
-        expected.append(ours.tolist())
+        expected.append(our_ids[theirs].tolist())
     return expected
 
 
@@ -132,18 +135,45 @@ def test_greedy_search_equals_transformers(name):
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_beam_search_equals_transformers(name):
-    """Log probabilities, too, are the same with a cache and in one pass over the whole output."""
+    """Log probabilities, too, are the same with a cache and in one pass over the whole output.
+
+    An end that is forced at the limit, and a first token that a search is given, cost nothing in
+    the search.
+    """
     sources, translator, found = searched(name, beam_size=4)
     assert best_ids(found) == expected_ids(name, "beam")
 
     pairs = list(zip(sources, best_ids(found), strict=True))
     whole = np.array([score.log_prob for score in score_pairs(translator, pairs)])
     cached = np.array([decoded.log_probs[0] for decoded in found])
+    lengths = np.array([len(tokens) for tokens in best_ids(found)])
+    is_free = (lengths == LIMIT) & (translator.config.search.unfinished == "end")
     if translator.tokenizer.target_start:
-        # The probability of this first token, which a search is given, counts in a score.
-        assert (whole <= cached + 1e-4).all()
-    else:
-        np.testing.assert_allclose(cached, whole, atol=1e-4)
+        is_free[:] = True
+    assert (whole <= cached + 1e-4).all()
+    np.testing.assert_allclose(cached[~is_free], whole[~is_free], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", by_profile(["bart", "mbart_50"], nightly=PAIRS))
+@pytest.mark.parametrize("number", [0, 1])
+def test_settings_of_generate_are_the_search_of_the_workdir(name, number, tmp_path):
+    """Sizes of the search, its limits, and the end that is forced at the limit."""
+    folder = write_model(name, tmp_path / "theirs")
+    outputs = family(name).outputs
+    (folder / "generation_config.json").write_text(str(outputs["settings"][number]))
+
+    workdir = tmp_path / "run"
+    summary = import_huggingface(folder, workdir, LANGUAGES.get(name, ()))
+    assert "not used" not in summary
+    sources = [row[row > 0].tolist() for row in our_sources(name)]
+    found = Translator.load(workdir).translate_ids(sources)
+    assert best_ids(found) == in_our_numbers(name, outputs["configured"][number])
+
+    # An export has the same settings.
+    export_model("safetensors", workdir, tmp_path / "out")
+    import_huggingface(tmp_path / "out", tmp_path / "again", LANGUAGES.get(name, ()))
+    again = TrainedModel.load(tmp_path / "again")
+    assert again.config.search == TrainedModel.load(workdir).config.search
 
 
 @pytest.mark.parametrize("name", by_profile(["bart", "mbart"], nightly=PAIRS))

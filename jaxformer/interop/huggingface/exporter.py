@@ -7,6 +7,7 @@ from typing import Any
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
+from jaxformer.interop.generate_settings import SEARCH
 from jaxformer.interop.huggingface.foreign_layout import (
     ImportedTokenizer,
     Layout,
@@ -16,7 +17,7 @@ from jaxformer.interop.huggingface.generation_config import generation_config
 from jaxformer.interop.huggingface.importer import all_layouts
 from jaxformer.interop.huggingface.sentence_transformers import pooling_files
 from jaxformer.interop.safetensors import save_arrays
-from jaxformer.search import BeamSearch
+from jaxformer.search import BeamSearch, Sampling
 
 _NOTES = ("Tensors are float32, with the names that transformers gives them.",)
 _OTHER_RULES = (
@@ -71,15 +72,17 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         format=f"{layout.network_of(section)} of transformers",
         requires="torch transformers",
         code=layout.example_of(section),
-        notes=_NOTES if generation is None else (*_NOTES, *_search_notes(model, layout)),
+        notes=_NOTES if generation is None else (*_NOTES, *_search_notes(model.config.search)),
     )
 
 
-def _search_notes(model: TrainedModel, layout: Layout) -> tuple[str, ...]:
+def _search_notes(search: BeamSearch | Sampling) -> tuple[str, ...]:
     """Returns a note if ``generate`` of transformers has other rules than the search."""
-    search = model.config.search
-    rules = ("penalty", "ends_within", "unfinished", "diversity_groups")
-    has_other_rules = isinstance(search, BeamSearch) and any(
-        getattr(search, name) != getattr(layout.search, name) for name in rules
+    if not isinstance(search, BeamSearch):
+        return ()
+
+    rules = ("penalty", "ends_within", "diversity_groups")
+    has_other_rules = search.unfinished == "fallback" or any(
+        getattr(search, name) != getattr(SEARCH, name) for name in rules
     )
     return (_OTHER_RULES,) if has_other_rules else ()

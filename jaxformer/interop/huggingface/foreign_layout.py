@@ -29,7 +29,6 @@ from jaxformer.fields import expected_type
 from jaxformer.interop.json_fields import JsonFields, nest_sections
 from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.models.architecture import Architecture
-from jaxformer.search import BeamSearch
 
 ImportedTokenizer: TypeAlias = HuggingFaceTokenizer | LettersTokenizer | M2M100Tokenizer
 ACTIVATIONS = {
@@ -44,10 +43,6 @@ ACTIVATIONS = {
 }
 # Fields of ours that every layout expresses, or that change no number of an export.
 _ALWAYS_EXPRESSED = ("architecture", "vocab_size", "compute_dtype")
-# Beam search as in ``generate`` of transformers.
-SEARCH = BeamSearch(
-    penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
-)
 
 
 class _Anything:
@@ -163,7 +158,6 @@ class Layout:
       constants: Returns parameters that files lack, given our section and the names of absent
         tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
-      search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
         its result is None for a file without any.
       finish_tokenizer: Returns the tokenizer with what it keeps of generation_config.json.
@@ -218,7 +212,6 @@ class Layout:
     orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
-    search: BeamSearch = SEARCH
     read_tokenizer: Callable[[JsonFields], ImportedTokenizer | None] | None = None
     finish_tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
         lambda tokenizer, generation: tokenizer
@@ -242,6 +235,11 @@ class Layout:
     expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
     fits: Callable[[Any], bool] = lambda section: True
     is_exported: bool = True
+
+    @property
+    def has_decoder(self) -> bool:
+        """True if the model writes outputs to a source, which begin with a token of their own."""
+        return "decoder_start_token_id" in self.special.values()
 
     def can_express(self, model: Any, tokenizer: ImportedTokenizer | None) -> bool:
         """Returns whether a file can describe a section, with all of its fields."""

@@ -32,6 +32,8 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
     for name, theirs in layout.special.items():
         fields[theirs] = tokenizer.special[name]
     fields |= _search_fields(config.search)
+    if isinstance(config.search, BeamSearch) and config.search.unfinished == "end":
+        fields["forced_eos_token_id"] = tokenizer.special["eos"]
 
     if config.kind is LANGUAGE_MODELING:
         end = tokenizer.special["eos"]

@@ -13,10 +13,17 @@ import numpy as np
 from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS
+from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, run_path
 from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
+from jaxformer.interop.generate_settings import (
+    SEARCH,
+    search_of_generate,
+    settings_of_generate,
+    unused_settings,
+)
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
@@ -35,6 +42,7 @@ from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.interop.weight_files import WEIGHTS, read_weights
 from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
+from jaxformer.search import BeamSearch
 
 FILES = ModelFiles(
     model="a model with a tokenizer.json",
@@ -89,7 +97,8 @@ def import_huggingface(
     model = layout.config(fields, tokenizer)
     names = dict(zip(("source_language", "target_language"), chosen.codes, strict=False))
     data = dataclasses.replace(layout.data(model), **names)
-    config = Config(model=model, data=data, search=layout.search)
+    search, unused = _read_search(fields, layout, tokenizer, model)
+    config = Config(model=model, data=data, search=search)
 
     num_rows = len(tokenizer.our_ids) if tokenizer else 0
     if chosen.copied:  # A new language may have an id after the file's.
@@ -119,6 +128,8 @@ def import_huggingface(
         f"{layout.network_of(model)}, {size}",
         f"  {layout.dropout(fields, model)}",
     ]
+    if unused:
+        lines.append(f"  not used: {', '.join(unused)}")
     for code, known in chosen.copied.items():
         lines.append(f"  {code} is new: its embedding is a copy of {known}'s")
     return "\n".join(lines)
@@ -237,8 +248,7 @@ def read_tokenizer_files(
     It gets the new languages among ``languages``, which are ``copied`` of known ones.
     """
     labels = layout.labels(fields)
-    has_decoder = "decoder_start_token_id" in layout.special.values()
-    is_language_model = labels is None and not has_decoder
+    is_language_model = labels is None and not layout.has_decoder
 
     special: dict[str, int | None] = {}
     other_ends: list[int] = []
@@ -266,9 +276,9 @@ def read_tokenizer_files(
             return m2m100.read_tokenizer(model, languages, vocab_size)
 
     forced_start = None
-    if has_decoder and not layout.has_languages:  # A language takes its place.
+    if layout.has_decoder and not layout.has_languages:  # A language takes its place.
         forced_start = _forced_start(fields)
-    if has_decoder:  # It may begin with the code of the target.
+    if layout.has_decoder:  # It may begin with the code of the target.
         special["bos"] = None if code_follows else _decoder_start(fields)
 
     found = read_tokenizer_file(path.parent, fields, _FILES)
@@ -288,7 +298,7 @@ def read_tokenizer_files(
             labels=labels,
             languages=languages,
             code_follows=code_follows,
-            skips_blank=has_decoder,
+            skips_blank=layout.has_decoder,
             forced_start=forced_start,
             other_ends=other_ends,
             mask=found.mask,
@@ -298,7 +308,7 @@ def read_tokenizer_files(
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
-        return layout.finish_tokenizer(tokenizer, _settings_of_generate(fields))
+        return layout.finish_tokenizer(tokenizer, settings_of_generate(fields))
 
 
 def _vocab_size(fields: JsonFields, layout: Layout) -> int:
@@ -309,17 +319,31 @@ def _vocab_size(fields: JsonFields, layout: Layout) -> int:
     return size
 
 
-def _settings_of_generate(fields: JsonFields) -> JsonFields:
-    """Returns generation_config.json; if there is none, config.json has its fields."""
-    place = fields.place.with_name("generation_config.json")
-    if not place.exists():
-        return fields
-    return JsonFields(place, {})
+def _read_search(
+    config: JsonFields,
+    layout: Layout,
+    tokenizer: ImportedTokenizer | None,
+    model: Any,
+) -> tuple[BeamSearch, list[str]]:
+    """Returns the search of a model, and the names of settings of ``generate`` that it lacks."""
+    is_whisper = isinstance(tokenizer, WhisperTokenizer)  # which keeps its own settings
+    if tokenizer is None or is_whisper or not layout.has_decoder:
+        return SEARCH, []
+
+    settings = settings_of_generate(config)
+    eos = tokenizer.special["eos"]
+    search = search_of_generate(
+        settings,
+        default=SEARCH,
+        eos=eos,
+        longest=model.max_length,
+    )
+    return search, unused_settings(settings, read=["forced_bos_token_id"])
 
 
 def _ends(fields: JsonFields, name: str) -> list[int]:
     """Returns the ids of the tokens that end a text in ``generate``; the first is our EOS."""
-    settings = _settings_of_generate(fields)
+    settings = settings_of_generate(fields)
     if settings.values.get(name) is None:
         settings = fields
     ends = settings.integers(name)
@@ -334,7 +358,7 @@ def _ends(fields: JsonFields, name: str) -> list[int]:
 def _decoder_start(fields: JsonFields) -> int:
     """Returns the id of the token that the decoder begins with, found as ``generate`` does."""
     name = "decoder_start_token_id"
-    for place in (_settings_of_generate(fields), fields):
+    for place in (settings_of_generate(fields), fields):
         if place.values.get(name) is not None:
             return place.integer(name)
     return fields.integer("bos_token_id")
@@ -342,7 +366,7 @@ def _decoder_start(fields: JsonFields) -> int:
 
 def _forced_start(fields: JsonFields) -> int | None:
     """Returns the id of the token that ``generate`` forces at the beginning of every output."""
-    settings = _settings_of_generate(fields)
+    settings = settings_of_generate(fields)
     if settings.values.get("forced_bos_token_id") is None:
         return None
     return settings.integer("forced_bos_token_id")

@@ -5,16 +5,21 @@ write fields with default values. Features that our Transformer or search lacks 
 as are unknown fields of the model; unused settings of the search are listed.
 """
 
+import dataclasses
 import pathlib
-import re
-from typing import Any, Literal
+from typing import Any
 
 from jaxformer.config import Config, DataConfig, ModelConfig
-from jaxformer.errors import UserError, prefix_errors
-from jaxformer.interop.config_fields import is_search_setting
+from jaxformer.errors import prefix_errors
+from jaxformer.interop.generate_settings import (
+    SEARCH,
+    UNSET,
+    search_of_generate,
+    settings_of_generate,
+    unused_settings,
+)
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.nn.feed_forward import Activation
-from jaxformer.search import BeamSearch
 
 _DEFAULTS: dict[str, Any] = {
     "activation_function": "gelu",
@@ -50,9 +55,6 @@ _ONLY = {
     "static_position_embeddings": True,
     "is_encoder_decoder": True,
 }
-_UNSET = (None, [], {})
-# Our ``early_stop`` for each value of ``early_stopping``.
-_EARLY_STOP = {"None": "likely", "False": "likely", "True": "full", "never": "proven"}
 # Settings that our search lacks, with the values that do not change results; None: unset.
 _ONLY_IN_SEARCH: dict[str, Any] = {
     "do_sample": False,
@@ -64,11 +66,6 @@ _ONLY_IN_SEARCH: dict[str, Any] = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
-# The settings of the search that are read, and settings that change no translation.
-_READ_IN_SEARCH = re.compile(
-    "bad_words_ids|early_stopping|length_penalty|(max|min)_(length|new_tokens)|no_repeat_ngram_size"
-    "|num_beams|renormalize_logits|_.*|bos_token_id|transformers_version|use_cache"
-)
 # The other fields of the model that are read or checked, fields of training, another name of
 # encoder_layers, and fields that no version of transformers reads.
 _OTHER_FIELDS = (
@@ -89,10 +86,7 @@ class MarianConfig:
         fields = JsonFields(directory / "config.json", _DEFAULTS, LAYOUT)
         self._fields = fields
 
-        # Older models have these settings in config.json.
-        place = directory / "generation_config.json"
-        has_own_file = place.exists()
-        self._search = JsonFields(place if has_own_file else fields.place, {}, LAYOUT)
+        self._search = settings_of_generate(fields)
 
         self.vocab_size = fields.integer("vocab_size")
         self.pad = fields.integer("pad_token_id")  # It also starts every translation.
@@ -108,20 +102,8 @@ class MarianConfig:
 
         self._check_model()
         self._check_search()
-        self.unused = self._unused_settings(has_own_file)
-
-    def _unused_settings(self, has_own_file: bool) -> list[str]:
-        """Returns the names of settings of the search that are set but unused."""
-        read = {*_DEFAULTS, *_ONLY_IN_SEARCH}
-        unused = []
-
-        for name, value in self._search.values.items():
-            is_setting = has_own_file or is_search_setting(name)
-            is_read = name in read or bool(_READ_IN_SEARCH.fullmatch(name))
-            is_set = value not in _UNSET and value is not False
-            if is_setting and is_set and not is_read:
-                unused.append(name)
-        return sorted(unused)
+        checked = {*_ONLY_IN_SEARCH, "bad_words_ids", "renormalize_logits"}
+        self.unused = unused_settings(self._search, read=checked)
 
     def _check_model(self) -> None:
         fields = self._fields
@@ -147,11 +129,10 @@ class MarianConfig:
         for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
             known[name] = self._fields.values[name]
         known["bad_words_ids"] = [[self.pad]]
-        known["forced_eos_token_id"] = self.eos
 
         for name, only in known.items():
             expected = f"{only!r} or left out"
-            self._search.check(name, [only, *_UNSET], expected, "search has no other")
+            self._search.check(name, [only, *UNSET], expected, "search has no other")
 
     def config(self, languages: tuple[str, str]) -> Config:
         """Returns our config, given the codes of source and target language."""
@@ -178,30 +159,9 @@ class MarianConfig:
             target_language=languages[1],
             max_length=min(DataConfig.max_length, model.max_length),
         )
-        return Config(model=model, data=data, search=self._beam_search(model.max_length))
-
-    def _beam_search(self, longest: int) -> BeamSearch:
-        """Converts the search settings, with the rules of transformers."""
-        search = self._search
-        max_length = min(longest, self._length("max", longest))
-
-        stop = search.values.get("early_stopping")
-        settings: dict[str, Any] = {
-            "beam_size": int(search.number("num_beams", 1)),
-            "length_penalty": search.number("length_penalty", 1.0),
-            "max_extra_length": max_length,
-            "max_length": max_length,
-            "min_length": max(0, self._length("min", 0)),
-            "no_repeat_ngram": int(search.number("no_repeat_ngram_size", 0)),
-            "early_stop": _EARLY_STOP.get(str(stop), stop),
-        }
-
-        try:
-            return BeamSearch(penalty="power", ends_within="N", unfinished="compete", **settings)
-        except UserError as error:
-            raise UserError(f"{search.place}: search.{error}") from None
-
-    def _length(self, which: Literal["max", "min"], default: int) -> int:
-        """Returns a limit in new tokens; the older setting counts the start token, too."""
-        older = int(self._search.number(f"{which}_length", default + 1)) - 1
-        return int(self._search.number(f"{which}_new_tokens", older))
+        longest = model.max_length
+        unlimited = dataclasses.replace(
+            SEARCH, beam_size=1, max_length=longest, max_extra_length=longest
+        )
+        search = search_of_generate(self._search, default=unlimited, eos=self.eos, longest=longest)
+        return Config(model=model, data=data, search=search)

@@ -18,6 +18,7 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
+from jaxformer.interop.generate_settings import SEARCH
 from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.foreign_layout import ANY
 from jaxformer.interop.huggingface.importer import (
@@ -91,6 +92,11 @@ T5_CONFIG = [
     ({"architectures": ["T5ForTokenClassification"]}, "ForConditionalGeneration: got T5ForToken"),
     ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
     ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
+    ({"forced_eos_token_id": 5}, "expected forced_eos_token_id to be 1 or left out: got 5"),
+    ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
+    ({"num_beams": 0}, "search.beam_size must be greater than 0: got 0"),
+    ({"early_stopping": "soon"}, "search.early_stop must be .*: got 'soon'"),
+    ({"max_length": 9, "min_length": 9}, "search.max_length must exceed min_length=8: got 8"),
 ]
 MISTRAL_CONFIG = [
     ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
@@ -464,6 +470,40 @@ def test_older_files_of_t5_are_read(tmp_path):
     (directory / "config.json").write_text(json.dumps(fields))
     unscaled = imported_config(directory, tmp_path / "unscaled").model
     assert unscaled == dataclasses.replace(old, scaled_output=False)
+
+
+def test_settings_of_generate_are_read_or_listed(tmp_path):
+    directory = copy_model("t5", tmp_path)
+    config = directory / "config.json"
+    assert imported_config(directory, tmp_path / "run").search == SEARCH
+
+    change(config, {"num_beams": 2, "max_length": 20, "prefix": "summarize: "})
+    found = imported_config(directory, tmp_path / "older").search
+    expected = dataclasses.replace(SEARCH, beam_size=2, max_length=19, max_extra_length=19)
+    assert found == expected
+
+    # If there is a generation_config.json, the other file has no settings.
+    settings = {
+        "forced_eos_token_id": [1],
+        "max_length": 20,
+        "max_new_tokens": 5000,
+        "do_sample": True,
+        "temperature": 0.5,
+        "repetition_penalty": 1.0,
+        "sequence_bias": [[[5], 1.0]],
+        "transformers_version": "5.0.0",
+        "new_rule": 1,
+        "other": None,
+    }
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    summary = import_huggingface(directory, tmp_path / "newer")
+    assert summary.splitlines()[2:] == ["  not used: do_sample, new_rule, sequence_bias"]
+    found = read_config(Workdir(tmp_path / "newer"))
+    longest = found.model.max_length
+    expected = dataclasses.replace(
+        SEARCH, unfinished="end", max_length=longest, max_extra_length=longest
+    )
+    assert found.search == expected
 
 
 @pytest.mark.parametrize(

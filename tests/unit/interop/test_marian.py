@@ -112,6 +112,10 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
     assert found.min_length == 2
     assert found.early_stop == "likely"
     assert found.ends_within == "N"
+    assert found.unfinished == "end"
+
+    change(generation, {"forced_eos_token_id": None})
+    assert MarianConfig(directory).config(("en", "fi")).search.unfinished == "compete"
 
     more = {"early_stopping": True, "max_new_tokens": 9, "max_length": 30, "min_new_tokens": 4}
     change(generation, more)
@@ -154,7 +158,7 @@ def test_fields_that_are_not_used_are_listed(directory):
     more = {"guidance_scale": 2, "new_rule": {"a": 1}, "other": None, "suppress_tokens": []}
     change(directory / "generation_config.json", more)
     summary = import_marian(directory, directory.parent / "run")
-    assert summary.endswith("; not used: forced_eos_token_id, guidance_scale, new_rule")
+    assert summary.endswith("; not used: guidance_scale, new_rule")
 
 
 def test_missing_and_damaged_files_are_named(directory):

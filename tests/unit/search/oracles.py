@@ -187,6 +187,13 @@ def score(settings: BeamSearch, log_prob: float, length: int) -> float:
     return float(np.float32(log_prob) / penalty)
 
 
+def without_free_end(settings: BeamSearch, tokens: Tokens, limit: int) -> Tokens:
+    """Returns the tokens of a hypothesis that cost something and that settings may forbid."""
+    if settings.unfinished == "end" and len(tokens) == limit:
+        return tokens[:-1]
+    return tokens
+
+
 def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
     """Returns whether the settings allow a hypothesis, judged as a whole and not token by token."""
     if any(token != must for token, must in zip(tokens, forced, strict=False)):
@@ -198,7 +205,8 @@ def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
         return False
 
     n = settings.no_repeat_ngram
-    return n == 0 or not repeats(tokens, n, free)
+    after_bos = range(free.start + 1, free.stop + 1)
+    return n == 0 or not repeats((BOS, *tokens), n, after_bos)
 
 
 def repeats(tokens: Tokens, n: int, free: range) -> bool:
@@ -221,8 +229,9 @@ def exhaustive(
 ) -> list[Hypothesis]:
     """Returns all possible and permitted hypotheses, best first.
 
-    They end in EOS, or have full length if none does; both if unfinished hypotheses compete.
-    ``also`` is a further condition.
+    They end in EOS, or have full length if none does; both if unfinished hypotheses compete. If
+    these end, every hypothesis of full length ends in EOS, at no cost. ``also`` is a further
+    condition.
     """
     vocabulary = tree.logits.shape[1]
     others = [token for token in range(vocabulary) if token != EOS]
@@ -230,9 +239,10 @@ def exhaustive(
     def found(candidates: Iterator[Tokens]) -> list[Hypothesis]:
         possible = []
         for tokens in candidates:
-            if not (permitted(settings, forced, tokens) and also(tokens)):
+            paid = without_free_end(settings, tokens, limit)
+            if not (permitted(settings, forced, paid) and also(tokens)):
                 continue
-            log_prob = tree.log_prob(tokens)
+            log_prob = tree.log_prob(paid)
             if log_prob > -INFINITY:
                 value = score(settings, log_prob, len(tokens))
                 possible.append((value, log_prob, tokens))
@@ -341,6 +351,8 @@ def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> 
         cost = collections.defaultdict(float)
         for group in groups:
             candidates = group.candidates(tree, settings, forced, cost=cost)
+            if settings.unfinished == "end" and length == limit:
+                candidates = [(log_prob, (*tokens, EOS)) for log_prob, tokens in group.alive]
             group.advance(
                 candidates[:considered],
                 settings,

@@ -118,6 +118,16 @@ BY_HAND = [
         {"beam_size": 3, "unfinished": "compete"},
         [ByHand(2, (), {(B, EOS): 0.36, (A, C): 0.30, (A, EOS): 0.18})],
     ),
+    # At the limit, the end has probability one, even if it is forbidden or another token is forced.
+    (
+        {"beam_size": 3, "unfinished": "end", "min_length": 2},
+        [
+            ByHand(2, (), {(A, EOS): 0.6, (B, EOS): 0.4}),
+            ByHand(2, (B, C), {(B, EOS): 0.4}),
+            ByHand(1, (), {(EOS,): 1.0}),
+        ],
+    ),
+    ({"beam_size": 1, "unfinished": "end"}, [ByHand(2, (), {(A, EOS): 0.6})]),
     # After two tokens the candidates are B EOS 0.36, A C 0.30, A EOS 0.18, A B 0.12. A EOS is the
     # third, so it ends only within 2N.
     ({"beam_size": 2}, [ByHand(2, (), {(B, EOS): 0.36, (A, EOS): 0.18})]),

@@ -30,6 +30,7 @@ from .oracles import (
     start_tree,
     tokens_of,
     tree_logits,
+    without_free_end,
 )
 
 SENTENCES = 50
@@ -114,7 +115,7 @@ def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
         length_penalty=one_of(0.0, 0.6, 1.0, 2.0, 4.0),
         min_length=one_of(0, 0, 0, 1, 3),
         no_repeat_ngram=one_of(0, 0, 0, 1, 2, 3),
-        unfinished=one_of("fallback", "compete"),
+        unfinished=one_of("fallback", "compete", "end"),
         **options,
     )
 
@@ -144,7 +145,7 @@ def test_a_beam_wide_enough_is_exhaustive(seed):
         np.testing.assert_allclose(found_scores, scores, rtol=1e-5, atol=1e-5)
         assert len(set(tokens_of(found))) == len(found)
         for value, log_prob, tokens in found:
-            of_tree = tree.log_prob(tokens)
+            of_tree = tree.log_prob(without_free_end(wide, tokens, limit))
             assert log_prob == pytest.approx(of_tree, rel=1e-5, abs=1e-5)
             expected_score = score(wide, log_prob, len(tokens))
             assert value == pytest.approx(expected_score, rel=1e-5)

@@ -1,5 +1,6 @@
 """Contrastive search against an enumeration of all hypotheses in NumPy (Li et al. 2023)."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -48,8 +49,11 @@ def found(settings, prefix=None, alpha=ALPHA, n_best=0, expert=EXPERT, amateur=A
     return jax.device_get(result)
 
 
-def expected(sentence, prefix=(), alpha=ALPHA):
-    """Returns (score, log probability, tokens) of all hypotheses with EOS, best first."""
+def expected(sentence, prefix=(), alpha=ALPHA, free_end=False):
+    """Returns (score, log probability, tokens) of all hypotheses with EOS, best first.
+
+    With a free end, EOS as the last possible token is allowed, and costs nothing.
+    """
     expert = Tree(EXPERT[sentence])
     amateur = Tree(AMATEUR[sentence])
     penalties = length_penalties("power", 0.7, LENGTH)
@@ -58,7 +62,8 @@ def expected(sentence, prefix=(), alpha=ALPHA):
     for length in range(1, LENGTH + 1):
         for before in itertools.product([0, 2, 3], repeat=length - 1):
             tokens = (*before, EOS)
-            score, log_prob = contrast_scores(expert, amateur, tokens, prefix, alpha)
+            paid = before if free_end and length == LENGTH else tokens
+            score, log_prob = contrast_scores(expert, amateur, paid, prefix, alpha)
             if score > -INFINITY:
                 finished.append((score / penalties[length], log_prob, tokens))
     return sorted(finished, reverse=True)
@@ -109,6 +114,13 @@ def test_a_wide_beam_finds_all_plausible_hypotheses():
         # No hypothesis is proven to be the best one before the limit.
         np.testing.assert_array_equal(best.tokens[sentence, 0], result.tokens[sentence, 0])
     assert num_positive > SENTENCES / 2
+
+
+def test_an_end_at_the_limit_is_free_for_both_models():
+    wide = dataclasses.replace(WIDE, unfinished="end")
+    result = found(wide)
+    for sentence in range(SENTENCES):
+        check(result, sentence, expected(sentence, free_end=True))
 
 
 def test_a_forced_token_outside_the_plausible_set_is_kept():

@@ -1,6 +1,6 @@
 """The files of an export, as transformers loads them.
 
-On 2026-11-28, ``tests/fixtures/confirm_exports.py`` loaded the exports of these models with
+On 2026-11-29, ``tests/fixtures/confirm_exports.py`` loaded the exports of these models with
 transformers 5.24: AutoTokenizer, the class of the model and, where there is one, the pipeline gave
 the same texts, probabilities within 1e-5, or logits within 1e-4; the code in each README ran. It
 kept the files of these exports in ``exports.json``. Run it again after a change of the files.
@@ -48,7 +48,9 @@ def test_the_files_of_an_export_are_the_confirmed_ones(name, tmp_path):
     assert files == {"README.md", "model.safetensors", *vocabulary, *expected}
 
     for file, fields in expected.items():
-        assert json.loads((tmp_path / "out" / file).read_text()) == fields, file
+        found = json.loads((tmp_path / "out" / file).read_text())
+        assert found == fields, file
+        assert json.dumps(found) == json.dumps(fields), f"{file}: in another order"
 
 
 def test_the_search_of_the_workdir_is_the_search_of_the_export():

@@ -401,9 +401,9 @@ class Layout:
         vocab_size = len(tokenizer.our_ids) - self._num_additional(model)
         fields: dict[str, Any] = dict.fromkeys(self.vocab_fields, vocab_size)
 
-        for name in self.special.keys() - self.special_tokens.keys():
-            field = self.special[name]
-            fields[field] = tokenizer.special[name]
+        for name, field in self.special.items():
+            if name not in self.special_tokens:
+                fields[field] = tokenizer.special[name]
         for name, field in self.written_ids.items():
             fields[field] = tokenizer.special[name]
         if tokenizer.forced_start is not None:

@@ -20,6 +20,7 @@ from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.interop.generate_settings import (
     SEARCH,
+    inherit_settings,
     search_of_generate,
     settings_of_generate,
     unused_settings,
@@ -88,6 +89,8 @@ def import_huggingface(
     layout = _layout(fields, languages)
     fields.flatten_sections(layout.sections)
     fields.rename(layout.renamed)
+    if layout.has_decoder:
+        inherit_settings(fields)
     fields.values = {**layout.defaults, **fields.values}
     place, tensors = _read_tensors(directory, layout)
     fields.tensors = tensors

@@ -93,7 +93,7 @@ T5_CONFIG = [
     ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
     ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
     ({"forced_eos_token_id": 5}, "expected forced_eos_token_id to be 1 or left out: got 5"),
-    ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
+    ({"num_beams": "4"}, "expected num_beams to be a whole number below 1048576: got '4'"),
     ({"num_beams": 0}, "search.beam_size must be greater than 0: got 0"),
     ({"early_stopping": "soon"}, "search.early_stop must be .*: got 'soon'"),
     ({"max_length": 9, "min_length": 9}, "search.max_length must exceed min_length=8: got 8"),
@@ -153,6 +153,9 @@ BART_GENERATION = [
         "generation_config.json: expected forced_bos_token_id to be a wh",
     ),
     ({"decoder_start_token_id": "a"}, "generation_config.json: expected decoder_start_token_id to"),
+    ({"eos_token_id": [2, 5]}, "expected eos_token_id to be 2 or left out: got .2, 5."),
+    ({"num_beams": 4.5}, "expected num_beams to be a whole number below 1048576: got 4.5"),
+    ({"max_new_tokens": 9.5}, "max_new_tokens to be a whole number below 1048576: got 9.5"),
 ]
 M2M100_VOCABULARY = [
     ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),

@@ -51,7 +51,7 @@ def inherit_settings(config: JsonFields) -> None:
     files of TrOCR. Without a generation_config.json, this section may have other settings, too.
 
     Args:
-      config: The fields of config.json, with those of sections as ``decoder.name``.
+      config: The fields of config.json; fields of a section are named ``decoder.name``.
     """
     generation = settings_of_generate(config)
     has_own_file = generation is not config

@@ -18,13 +18,15 @@ UNSET: tuple[Any, ...] = (None, [], {})
 _IDS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 # Our ``early_stop`` for each value of ``early_stopping``.
 _EARLY_STOP = {"None": "likely", "False": "likely", "True": "full", "never": "proven"}
-# Settings that are read here or by all importers, settings of sampling, which ``do_sample``
-# switches on, and settings that change no output.
-_READ = re.compile(
+# Settings that the search of an encoder-decoder has, and settings of sampling, which ``do_sample``
+# switches on.
+_SEARCHED = re.compile(
     "early_stopping|forced_eos_token_id|length_penalty|(max|min)_(length|new_tokens)"
-    "|no_repeat_ngram_size|num_beams"
-    "|(bos|decoder_start|eos|pad)_token_id"
-    "|min_p|temperature|top_(k|p)|typical_p"
+    "|min_p|no_repeat_ngram_size|num_beams|temperature|top_(k|p)|typical_p"
+)
+# Settings that all importers read, and settings that change no output.
+_READ = re.compile(
+    "(bos|decoder_start|eos|pad)_token_id"
     "|_.*|output_(attentions|hidden_states|logits|scores)|return_dict_in_generate"
     "|transformers_version|use_cache"
 )
@@ -32,9 +34,18 @@ _READ = re.compile(
 _NEUTRAL: dict[str, Any] = {
     "diversity_penalty": 0.0,
     "encoder_no_repeat_ngram_size": 0,
+    "length_penalty": 1.0,
+    "max_length": 20,  # in transformers 4 also where there is no limit
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
+    "num_beams": 1,
     "num_return_sequences": 1,
     "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "typical_p": 1.0,
 }
 
 
@@ -72,18 +83,24 @@ def inherit_settings(config: JsonFields) -> None:
             config.values[name] = value
 
 
-def unused_settings(settings: JsonFields, read: Collection[str]) -> list[str]:
+def unused_settings(
+    settings: JsonFields,
+    read: Collection[str],
+    is_searched: bool = True,
+) -> list[str]:
     """Returns the names of settings of ``generate`` that are set but unused, sorted.
 
     Args:
       settings: From :func:`settings_of_generate`.
       read: Further settings that the importer of the model reads or checks.
+      is_searched: Whether the model has the search of :func:`search_of_generate`.
     """
     has_own_file = settings.place.name == "generation_config.json"
     names = []
     for name, value in settings.values.items():
         is_setting = has_own_file or is_search_setting(name)
         is_read = name in read or bool(_READ.fullmatch(name))
+        is_read |= is_searched and bool(_SEARCHED.fullmatch(name))
         is_neutral = value is False or value in UNSET or value == _NEUTRAL.get(name)
         if is_setting and not is_read and not is_neutral:
             names.append(name)

@@ -330,10 +330,14 @@ def _read_search(
 ) -> tuple[BeamSearch, list[str]]:
     """Returns the search of a model, and the names of settings of ``generate`` that it lacks."""
     is_whisper = isinstance(tokenizer, WhisperTokenizer)  # which keeps its own settings
-    if tokenizer is None or is_whisper or not layout.has_decoder:
+    is_encoder = layout.labels(config) is not None
+    if tokenizer is None or is_whisper or is_encoder:
         return SEARCH, []
 
     settings = settings_of_generate(config)
+    if not layout.has_decoder:  # A language model has the same search in every file.
+        return SEARCH, unused_settings(settings, read=[], is_searched=False)
+
     eos = tokenizer.special["eos"]
     search = search_of_generate(
         settings,

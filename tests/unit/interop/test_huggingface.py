@@ -509,6 +509,19 @@ def test_settings_of_generate_are_read_or_listed(tmp_path):
     assert found.search == expected
 
 
+def test_settings_of_generate_of_a_language_model_are_listed(tmp_path):
+    directory = copy_model("llama", tmp_path)
+    older = {"do_sample": False, "max_length": 20, "num_beams": 1, "temperature": 1.0, "top_k": 50}
+    change(directory / "config.json", older)
+    assert "not used" not in import_huggingface(directory, tmp_path / "older")
+
+    # As of LLaMA 3 Instruct.
+    settings = {"do_sample": True, "max_length": 4096, "temperature": 0.6, "top_p": 0.9}
+    (directory / "generation_config.json").write_text(json.dumps({"use_cache": True, **settings}))
+    summary = import_huggingface(directory, tmp_path / "newer")
+    assert summary.splitlines()[2:] == ["  not used: do_sample, max_length, temperature, top_p"]
+
+
 @pytest.mark.parametrize(
     ("model", "fields", "count"),
     [

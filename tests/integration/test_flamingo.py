@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from jaxformer import Llama, LlamaConfig, load_model
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.stepwise import step_fn
@@ -164,6 +165,18 @@ def test_other_models_are_refused_by_name(field, value, message, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(UserError, match=message):
         import_huggingface(folder, tmp_path / "run")
+
+
+def test_fields_of_published_files_change_nothing(tmp_path):
+    """transformers 5.24 has equal logits with and without them."""
+    folder = write_model("idefics", tmp_path / "model")
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | {"max_sequence_length": 2048}
+    values["vision_config"]["vision_model_name"] = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    path.write_text(json.dumps(values))
+
+    import_huggingface(folder, tmp_path / "run")
+    assert TrainedModel.load(tmp_path / "run").config == imported("idefics").trained.config
 
 
 def test_tokens_depend_on_the_pictures_before_them_only():

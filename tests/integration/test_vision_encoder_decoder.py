@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from jaxformer import Captioner, load_model
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 
@@ -31,6 +32,7 @@ EXPORTED = [
 ]
 WRITERS = [*EXPORTED, "vit_roberta"]
 LIMIT = 16
+TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
 
 def logits_of(name, workdir=None):
@@ -68,6 +70,50 @@ def test_searches_equal_transformers(name, beam_size, output):
         ours = trained.tokenizer.our_ids[row[row >= 0]]
         expected.append(ours.tolist())
     assert [n_best[0].tokens for n_best in found] == expected
+
+
+def write_published(folder):
+    """Writes a TrOCR whose ids of special tokens are in the section of the decoder only."""
+    write_model("trocr", folder)
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    ids = {name: values.pop(name) for name in TOKENS}
+    values["decoder"] |= ids
+    path.write_text(json.dumps(values))
+    return ids
+
+
+@pytest.mark.parametrize("is_in_two_files", [False, True])
+def test_ids_of_special_tokens_may_be_of_the_decoder(is_in_two_files, tmp_path):
+    ids = write_published(tmp_path / "model")
+    if is_in_two_files:
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps(ids))
+
+    import_huggingface(tmp_path / "model", tmp_path / "run")
+    found = TrainedModel.load(tmp_path / "run")
+    usual = imported("trocr").trained
+    assert found.config.search == usual.config.search
+    np.testing.assert_array_equal(found.tokenizer.their_ids, usual.tokenizer.their_ids)
+
+
+def test_settings_of_generate_may_be_of_the_decoder(tmp_path):
+    write_published(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    values = json.loads(path.read_text())
+    values["decoder"] |= {"num_beams": 3, "max_length": 9, "length_penalty": 0.5}
+    path.write_text(json.dumps(values))
+
+    import_huggingface(tmp_path / "model", tmp_path / "run")
+    captioner = Captioner.load(tmp_path / "run")
+    found = captioner.hypotheses(imported("trocr").outputs["images"])
+    their_ids = imported("trocr").trained.tokenizer.their_ids
+    # What transformers 5.24 writes after the first token, without padding.
+    assert [their_ids[best.tokens].tolist() for [best, *_] in found] == [
+        [65, 85, 2],
+        [20, 85, 21, 20, 20, 20, 20, 20],
+        [2],
+        [2],
+    ]
 
 
 @pytest.mark.parametrize("name", EXPORTED)

@@ -14,6 +14,7 @@ import safetensors.numpy
 from jaxformer.data.sound import standardize
 from jaxformer.data.speech import pad_sounds
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.wav2vec2 import Wav2Vec2
@@ -160,6 +161,27 @@ def test_older_names_of_weight_norm(tmp_path):
     exported = safetensors.numpy.load_file(tmp_path / "export" / "model.safetensors")
     for name, array in arrays.items():
         np.testing.assert_array_equal(exported[name], array)
+
+
+def test_fields_of_published_files_change_nothing(tmp_path):
+    """transformers 5.24 has equal logits with and without them, as of wav2vec2-base."""
+    published = {
+        "freeze_feat_extract_train": True,
+        "hidden_dropout_prob": 0.1,
+        "mask_channel_selection": "static",
+        "mask_time_min_space": 1,
+        "mask_time_other": 0.0,
+        "mask_time_selection": "static",
+        "no_mask_time_overlap": True,
+        "replace_prob": 0.5,
+    }
+    folder = write_model("wav2vec2", tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | published))
+
+    import_huggingface(folder, tmp_path / "run")
+    found = TrainedModel.load(tmp_path / "run")
+    assert found.config == imported("wav2vec2").trained.config
 
 
 CHANGES = [

@@ -20,6 +20,7 @@ from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.interop.generate_settings import (
     SEARCH,
+    inherit_settings,
     search_of_generate,
     settings_of_generate,
     unused_settings,
@@ -88,6 +89,8 @@ def import_huggingface(
     layout = _layout(fields, languages)
     fields.flatten_sections(layout.sections)
     fields.rename(layout.renamed)
+    if layout.has_decoder:
+        inherit_settings(fields)
     fields.values = {**layout.defaults, **fields.values}
     place, tensors = _read_tensors(directory, layout)
     fields.tensors = tensors
@@ -327,10 +330,14 @@ def _read_search(
 ) -> tuple[BeamSearch, list[str]]:
     """Returns the search of a model, and the names of settings of ``generate`` that it lacks."""
     is_whisper = isinstance(tokenizer, WhisperTokenizer)  # which keeps its own settings
-    if tokenizer is None or is_whisper or not layout.has_decoder:
+    is_encoder = layout.labels(config) is not None
+    if tokenizer is None or is_whisper or is_encoder:
         return SEARCH, []
 
     settings = settings_of_generate(config)
+    if not layout.has_decoder:  # A language model has the same search in every file.
+        return SEARCH, unused_settings(settings, read=[], is_searched=False)
+
     eos = tokenizer.special["eos"]
     search = search_of_generate(
         settings,

@@ -93,7 +93,7 @@ T5_CONFIG = [
     ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
     ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
     ({"forced_eos_token_id": 5}, "expected forced_eos_token_id to be 1 or left out: got 5"),
-    ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
+    ({"num_beams": "4"}, "expected num_beams to be a whole number below 1048576: got '4'"),
     ({"num_beams": 0}, "search.beam_size must be greater than 0: got 0"),
     ({"early_stopping": "soon"}, "search.early_stop must be .*: got 'soon'"),
     ({"max_length": 9, "min_length": 9}, "search.max_length must exceed min_length=8: got 8"),
@@ -153,6 +153,9 @@ BART_GENERATION = [
         "generation_config.json: expected forced_bos_token_id to be a wh",
     ),
     ({"decoder_start_token_id": "a"}, "generation_config.json: expected decoder_start_token_id to"),
+    ({"eos_token_id": [2, 5]}, "expected eos_token_id to be 2 or left out: got .2, 5."),
+    ({"num_beams": 4.5}, "expected num_beams to be a whole number below 1048576: got 4.5"),
+    ({"max_new_tokens": 9.5}, "max_new_tokens to be a whole number below 1048576: got 9.5"),
 ]
 M2M100_VOCABULARY = [
     ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
@@ -504,6 +507,19 @@ def test_settings_of_generate_are_read_or_listed(tmp_path):
         SEARCH, unfinished="end", max_length=longest, max_extra_length=longest
     )
     assert found.search == expected
+
+
+def test_settings_of_generate_of_a_language_model_are_listed(tmp_path):
+    directory = copy_model("llama", tmp_path)
+    older = {"do_sample": False, "max_length": 20, "num_beams": 1, "temperature": 1.0, "top_k": 50}
+    change(directory / "config.json", older)
+    assert "not used" not in import_huggingface(directory, tmp_path / "older")
+
+    # As of LLaMA 3 Instruct.
+    settings = {"do_sample": True, "max_length": 4096, "temperature": 0.6, "top_p": 0.9}
+    (directory / "generation_config.json").write_text(json.dumps({"use_cache": True, **settings}))
+    summary = import_huggingface(directory, tmp_path / "newer")
+    assert summary.splitlines()[2:] == ["  not used: do_sample, max_length, temperature, top_p"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ SEARCH = [
     ({"eos_token_id": [0, 5]}, r"eos_token_id to be 0 or left out: got \[0, 5\]"),
     ({"early_stopping": "soon"}, "search.early_stop must be one of 'proven', .*: got 'soon'"),
     ({"length_penalty": -1}, "generation_config.json: search.length_penalty must be 0 to 10"),
-    ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
+    ({"num_beams": "4"}, "expected num_beams to be a whole number below 1048576: got '4'"),
 ]
 TOKENIZER = [({"separate_vocabs": True}, "one vocabulary for both sides: got separate_vocabs=True")]
 

@@ -225,8 +225,12 @@ IDEFICS = Layout(
     defaults=_DEFAULTS,
     only={"use_resampler": True},
     lacks={"dropout": " in the language model", "vision_config.attention_dropout": ""},
-    # How weights were drawn, and what was trained. The section repeats use_resampler, unread.
-    ignored="alpha_initializer|alphas_initializer_range|freeze_.*|perceiver_config[.]use_resampler",
+    # How weights were drawn, and what was trained. Published files name the encoder that it began
+    # with. transformers reads neither max_sequence_length nor use_resampler of the section.
+    ignored=(
+        "alpha_initializer|alphas_initializer_range|freeze_.*|max_sequence_length"
+        "|perceiver_config[.]use_resampler|vision_config[.]vision_model_name"
+    ),
     read=_read,
     write=_write,
     tensors=_tensors,

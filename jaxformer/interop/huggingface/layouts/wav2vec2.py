@@ -90,6 +90,9 @@ _IGNORED = (
     r"|tdnn_.*|xvector_output_dim|adapter_(kernel_size|stride)|num_adapter_layers"
     r"|output_hidden_size|feat_extract_dropout|gradient_checkpointing|num_ctc_classes"
     r"|vocab_size|mask_channel_.*"
+    # Of the published files, which transformers does not read: some repeat hidden_dropout.
+    r"|freeze_feat_extract_train|hidden_dropout_prob|mask_(time|feature)_(min_space|other|selection)"
+    r"|no_mask_(time|channel)_overlap|replace_prob"
 )
 _TOKENIZERS = ("Wav2Vec2CTCTokenizer", "Wav2Vec2Tokenizer")
 _EXTRACTORS = ("Wav2Vec2FeatureExtractor", "Wav2Vec2Processor")

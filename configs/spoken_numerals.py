@@ -68,6 +68,7 @@ SPOKEN = Config(
         warmup_steps=100,
         learning_rate=2e-3,
         schedule="linear",
+        label_smoothing=0.0,
         weight_decay=0.01,
         log_every=100,
         eval_every=650,
@@ -128,6 +129,7 @@ DECODER = dataclasses.replace(
         max_seconds=6.0,
         max_length=32,
     ),
+    training=dataclasses.replace(SPOKEN.training, label_smoothing=0.1),
 )
 
 SMOKE = dataclasses.replace(

@@ -31,10 +31,12 @@ from jaxformer.search.algorithm import Numbers
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
 # Also for calls with many sentences, which are worth more programs.
 _MORE_BUCKETS = ((12, 64), (128, 32))
-# Batch sizes for calls with few sentences. On CPUs a matmul of fewer than four rows takes longer
-# than one of four, so a batch has at least four hypotheses.
-_FEW_ROWS = (1, 4, 8, 32)
-_MIN_HYPOTHESES = 4
+# Batch sizes for calls with few sentences. XLA's kernels for CPUs take no matmul of one row, so a
+# batch has at least two hypotheses (docs/log/2026.md, 2026-11-29).
+_FEW_ROWS = (1, 2, 4, 8, 32)
+_LEAST_HYPOTHESES = 2
+# Batches of at most so many hypotheses have one loop.
+_SMALL_HYPOTHESES = 4
 # Least capacity of the first stage: translations may be longer than short sources.
 _LEAST_CAPACITY = 16
 # Capacities for forced tokens; the largest is the longest translation.
@@ -213,9 +215,8 @@ def _buckets(num_sentences: int, longest: int, search: Algorithm) -> list[tuple[
     max_rows = max(1, backend().max_hypotheses // hypotheses)
 
     # The smallest batch that holds all sentences, if they are few.
-    enough_rows = [
-        rows for rows in _FEW_ROWS if rows >= num_sentences and rows * hypotheses >= _MIN_HYPOTHESES
-    ]
+    least_rows = max(num_sentences, -(-_LEAST_HYPOTHESES // hypotheses))
+    enough_rows = [rows for rows in _FEW_ROWS if rows >= least_rows]
     buckets = [*_BUCKETS]
     if enough_rows:
         max_rows = min(max_rows, enough_rows[0])
@@ -366,7 +367,7 @@ def _first_stage(
 
     # Attention reads the whole capacity, so the first half of the steps uses half of it. In the
     # smallest batches, a second loop takes longer to compile and to load than it saves.
-    if shape.rows * search.num_hypotheses <= _MIN_HYPOTHESES:
+    if shape.rows * search.num_hypotheses <= _SMALL_HYPOTHESES:
         half = shape.first_capacity
     else:
         half = max(1, shape.first_capacity // 2)
@@ -446,7 +447,7 @@ def _second_stage(
 
 def _num_unfinished(shape: BatchShape) -> int:
     """Returns how many unfinished sentences end the first stage; 0 if a second gains nothing."""
-    is_small = shape.rows < 2 * _MIN_HYPOTHESES
+    is_small = shape.rows < 2 * _SMALL_HYPOTHESES
     has_second_stage = shape.first_capacity < shape.capacity
     if backend().ends_first_stage and has_second_stage and not is_small:
         return shape.second_stage_rows

@@ -19,7 +19,7 @@ from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds.parsing import PARSING
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture
-from jaxformer.search import BeamSearch
+from jaxformer.search import BeamSearch, Sampling
 
 # Fields of a model for which CTranslate2 and Marian support every value.
 _ANY = re.compile(
@@ -117,16 +117,30 @@ def check_search(config: Config, system: str) -> BeamSearch:
     if most is not None and most <= search.max_extra_length:
         known.add("max_extra_length")  # It never limits a translation.
 
+    check_search_fields(search, known, system, otherwise=", or export stablehlo instead")
+    return search
+
+
+def check_search_fields(
+    search: BeamSearch | Sampling,
+    known: Collection[str],
+    system: str,
+    otherwise: str = "",
+) -> None:
+    """Refuses a search whose fields, except the known ones, do not have their defaults.
+
+    ``otherwise`` is appended to the advice of the message.
+    """
     for field in dataclasses.fields(search):
         name = field.name
         default = field.default
         value = getattr(search, name)
         if name not in known and value != default:
+            option = f"--{name.replace('_', '-')}"
             raise UserError(
-                f"{system}: expected search.{name}={default}, got {value}; give "
-                f"--{name.replace('_', '-')} {default}, or export stablehlo instead"
+                f"{system}: expected search.{name}={default}, got {value}; give {option} "
+                f"{default}{otherwise}"
             )
-    return search
 
 
 class SentencePieceModels(NamedTuple):

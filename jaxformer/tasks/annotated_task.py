@@ -68,6 +68,8 @@ class Split(NamedTuple):
 class AnnotatedClassLoss(NetworkLoss):
     """Sums the label-smoothed loss over all targets that are a class, and counts correct ones."""
 
+    smooths_labels = True
+
     method: ClassVar[str]  # the method of the model that returns the logits
 
     def __call__(

@@ -42,7 +42,10 @@ Queries: TypeAlias = dict[tuple[str, str], Float[Array, "B T"]]
 
 @dataclasses.dataclass(frozen=True)
 class NetworkLoss(abc.ABC):
-    """The label-smoothed loss of a model; equal losses share their compiled programs."""
+    """The loss of a model; equal losses share their compiled programs."""
+
+    # Whether the loss reads ``label_smoothing``; others refuse one.
+    smooths_labels: ClassVar[bool] = False
 
     model: Architecture
     label_smoothing: float  # probability mass spread over the vocabulary, or over the classes
@@ -57,6 +60,13 @@ class NetworkLoss(abc.ABC):
         """Returns the loss of a config."""
         check_config(config)
         training = config.training
+
+        if training.label_smoothing and not cls.smooths_labels:
+            raise UserError(
+                "training.label_smoothing is for classes and tokens, not for "
+                f"{config.kind.description}: got {training.label_smoothing}; give "
+                "--config.training.label_smoothing=0.0"
+            )
 
         # A loss with R-Drop has a field for its weight.
         if training.consistency and not hasattr(cls, "consistency"):
@@ -119,6 +129,8 @@ class TokenLoss(NetworkLoss):
     target tokens; and "tokens", the number of all tokens. Tokens include end-of-sentence but no
     padding.
     """
+
+    smooths_labels = True
 
     def sums(
         self,

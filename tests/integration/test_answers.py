@@ -223,6 +223,10 @@ def test_the_command_scores_many_questions(learned, capsys, tmp_path):
         (["--input", "a.json"], "a.json: cannot be read"),
         (["--question", " "], "--question: expected a question, got a blank one"),
         (["--question", "who?", "--answers", "0"], "--answers: expected at least 1, got 0"),
+        (
+            ["--input", "a.json", "--answers", "2", "--output", "b.json"],
+            "--answers 2 needs lines: give --output a name that does not end with .json",
+        ),
         (["--question", "who?", "--context-file", os.devnull], "expected a text with the answer"),
     ],
 )

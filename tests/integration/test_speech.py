@@ -105,6 +105,7 @@ def config(tmp_path_factory):
             steps=320,
             warmup_steps=20,
             learning_rate=1e-2,
+            label_smoothing=0.0,
             log_every=40,
             eval_every=320,
             checkpoint_every=40,

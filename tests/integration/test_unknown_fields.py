@@ -37,8 +37,10 @@ from jaxformer.nn import Keys, MultiHeadAttention, kernels
 from jaxformer.nn.kernels import KeyValues
 from jaxformer.nn.keys import Tokens
 from jaxformer.registry import find_values
-from jaxformer.search import BeamSearch
+from jaxformer.search import BeamSearch, Sampling
 from jaxformer.tasks import initialization
+
+from . import families
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 RUN = FIXTURES / "workdir_8c81d1e" / "run"
@@ -47,9 +49,10 @@ FORMATS = {name: format.write for name, format in known_formats().items()}
 LAYOUTS = {layout.model_type: layout for layout in find_values(layouts, Layout)}
 KINDS = known_kinds()
 # A program of the model and the search themselves, our own files, and a system whose search has
-# no settings.
+# no settings. A model of transformers is written for transformers; see ``FOREIGN``.
 CARRY_ANY_SEARCH = {"stablehlo", "safetensors", "argos"}
 CARRY_ANY_MODEL = {"safetensors"}
+FOREIGN = ("bart", "gpt_neo")  # a model of pairs, and a language model
 
 
 def changed(instance, value=8):
@@ -117,9 +120,22 @@ def exporters():
             call = functools.partial(export, write, with_new_search, format)
             yield f"{format} export, search", call
 
+    for name in FOREIGN:
+        for search in (BeamSearch(), Sampling()):
+            call = functools.partial(export_to_transformers, name, changed(search))
+            yield f"{name} to transformers, {type(search).__name__}", call
+
 
 def export(write, make, format, folder):
     write(make(format), folder)
+
+
+def export_to_transformers(name, search, folder):
+    trained = families.imported(name).trained
+    config = dataclasses.replace(trained.config, search=search)
+    model = dataclasses.replace(trained, config=config)
+    assert can_write(model)
+    FORMATS["safetensors"](model, folder)
 
 
 def import_layout(layout, folder):
@@ -309,3 +325,13 @@ def test_a_program_runs_the_search_itself(tmp_path):
 
     with pytest.raises(RuntimeError, match=NAME):
         FORMATS["stablehlo"](with_section("stablehlo", search=New()), tmp_path)
+
+
+def test_transformers_gets_no_search_that_generate_lacks(tmp_path):
+    diverse = BeamSearch(diversity_groups=2, diversity_penalty=0.5)
+    message = r"bart: expected search\.diversity_groups=1, got 2; give --diversity-groups 1"
+    with pytest.raises(UserError, match=f"^{message}$"):
+        export_to_transformers("bart", diverse, tmp_path)
+
+    known = BeamSearch(beam_size=2, penalty="none", max_length=9, unfinished="end")
+    export_to_transformers("bart", known, tmp_path)

@@ -68,6 +68,11 @@ def answer(
 
     if answers < 1:
         raise UserError(f"--answers: expected at least 1, got {answers}")
+    is_object = output is not None and output.suffix == ".json"
+    if is_object and answers > 1:
+        raise UserError(
+            f"--answers {answers} needs lines: give --output a name that does not end with .json"
+        )
     if question is not None and not question.strip():
         raise UserError("--question: expected a question, got a blank one")
 
@@ -94,7 +99,7 @@ def answer(
     with open_output(output or STDOUT) as write:
         if is_single:
             write([_one_line(found[0][0].text)])
-        elif output is not None and output.suffix == ".json":
+        elif is_object:
             best = [own[0].text for own in found]
             names = [each.id for each in questions]
             write([json.dumps(dict(zip(names, best, strict=True)), ensure_ascii=False)])

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
 from jaxformer.cli.labeled_texts import read_labeled_texts
-from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
+from jaxformer.cli.options import (
+    Checkpoint,
+    File,
+    InputFile,
+    ModelDir,
+    OutputFile,
+    Strict,
+    refuse_options,
+)
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.cli.pictures import Pictures, read_pictures, write_rows
 from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
@@ -24,6 +32,11 @@ if TYPE_CHECKING:
     from jaxformer.tasks.classification.text_classifier import Classifier
 
 _DRAWN = 8  # pictures with their attention
+# Options that the uses of the command take, besides workdir and weights.
+_OF_TEXTS = {"input", "output", "probabilities", "pairs", "strict"}
+_OF_SCORES = {"labeled", "baselines", "pairs"}
+_OF_PICTURES = {"images", "output", "probabilities", "attention"}
+_OF_LABELED_PICTURES = {"images", "output", "probabilities", "texts", "template"}
 
 
 def classify(
@@ -84,26 +97,33 @@ def classify(
     from jaxformer.kinds.annotated_texts import PAIR_CLASSIFICATION
     from jaxformer.tasks.classification.text_classifier import Classifier
 
+    options = {
+        "input": input,
+        "output": output,
+        "probabilities": probabilities,
+        "pairs": pairs,
+        "strict": strict,
+        "labeled": labeled,
+        "baselines": baselines,
+        "images": images,
+        "texts": texts,
+        "template": template,
+        "attention": attention,
+    }
+    _check_use([name for name, value in options.items() if value not in (None, False)])
+
+    if images is not None and texts is not None:
+        _match_images(
+            workdir,
+            weights,
+            images,
+            labels=texts,
+            template="{}" if template is None else template,
+            output=output or STDOUT,
+            probabilities=probabilities,
+        )
+        return
     if images is not None:
-        if input is not None or labeled is not None:
-            raise UserError("--images has pictures: give neither --input nor --labeled")
-        if pairs:
-            raise UserError("--images has pictures: leave --pairs out")
-        if template is not None and texts is None:
-            raise UserError("--template needs --texts FILE, the labels to put into it")
-        if texts is not None and attention is not None:
-            raise UserError("--attention is for a classifier of pictures: leave --texts out")
-        if texts is not None:
-            _match_images(
-                workdir,
-                weights,
-                images,
-                labels=texts,
-                template="{}" if template is None else template,
-                output=output or STDOUT,
-                probabilities=probabilities,
-            )
-            return
         _classify_images(
             workdir,
             weights,
@@ -114,16 +134,6 @@ def classify(
         )
         return
 
-    if attention is not None:
-        raise UserError("--attention needs --images FILE, the pictures to draw it over")
-    if texts is not None or template is not None:
-        raise UserError("--texts and --template need --images FILE, the pictures to compare with")
-    if labeled is not None and input is not None:
-        raise UserError("--labeled has the texts to score: leave --input out")
-    if labeled is not None:
-        _check_absent({"--output": output, "--probabilities": probabilities, "--strict": strict})
-    if baselines and labeled is None:
-        raise UserError("--baselines needs --labeled FILE, on which they are scored")
     check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})
 
     classifier = Classifier.load(workdir, weights=weights)
@@ -142,6 +152,40 @@ def classify(
 
 
 COMMAND = Command("classify", classify, place=100)
+
+
+def _check_use(given: Sequence[str]) -> None:
+    """Refuses options that the use of the command, which some of them select, would ignore."""
+    if "images" in given and "texts" in given:
+        if "attention" in given:
+            raise UserError("--attention is for a classifier of pictures: leave --texts out")
+        takes = _OF_LABELED_PICTURES
+        reason = "--texts has labels for pictures"
+    elif "images" in given:
+        if "template" in given:
+            raise UserError("--template needs --texts FILE, the labels to put into it")
+        takes = _OF_PICTURES
+        reason = "--images has pictures"
+    elif "labeled" in given:
+        if "input" in given:
+            raise UserError("--labeled has the texts to score: leave --input out")
+        takes = _OF_SCORES
+        reason = "--labeled prints scores of all texts"
+    else:
+        takes = _OF_TEXTS
+        reason = "lines of text get labels"
+        _check_selected(given)
+    refuse_options((name for name in given if name not in takes), reason)
+
+
+def _check_selected(given: Sequence[str]) -> None:
+    """Refuses options that need another one, which selects another use of the command."""
+    if "attention" in given:
+        raise UserError("--attention needs --images FILE, the pictures to draw it over")
+    if "texts" in given or "template" in given:
+        raise UserError("--texts and --template need --images FILE, the pictures to compare with")
+    if "baselines" in given:
+        raise UserError("--baselines needs --labeled FILE, on which they are scored")
 
 
 def _classify_lines(
@@ -173,13 +217,6 @@ def _classify_lines(
             found = classifier.classify(texts, report=report)
             rows = zip(block, found, strict=True)
             write(row(line, best.label, best.probability) for line, best in rows)
-
-
-def _check_absent(options: dict[str, object]) -> None:
-    """Refuses options for labels of texts beside --labeled, which prints scores."""
-    for name, value in options.items():
-        if value:
-            raise UserError(f"--labeled prints scores of all texts: leave {name} out")
 
 
 def _row(label: str, probability: float | None) -> str:

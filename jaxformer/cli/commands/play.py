@@ -5,18 +5,20 @@ from typing import TYPE_CHECKING
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
-from jaxformer.cli.options import Checkpoint, File, ModelDir
+from jaxformer.cli.options import Checkpoint, File, ModelDir, refuse_options
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
     from jaxformer.tasks.gato.agent import Agent
 
+_EPISODES = 20
+
 
 def play(
     *,
     workdir: ModelDir,
-    episodes: int = 20,
+    episodes: int = _EPISODES,
     seed: int = 0,
     plot: File | None = None,
     images: File | None = None,
@@ -42,8 +44,13 @@ def play(
     from jaxformer.tasks.gato.agent import Agent
 
     if images is not None:
-        if plot is not None:
-            raise UserError("--images has pictures to caption: leave --plot out")
+        options = {
+            "episodes": episodes != _EPISODES,
+            "seed": seed != 0,
+            "plot": plot is not None,
+        }
+        given = [name for name, is_given in options.items() if is_given]
+        refuse_options(given, "--images has pictures to caption")
         _caption(Agent.load(workdir, weights=weights), images)
         return
 

@@ -81,7 +81,7 @@ def _search_notes(search: BeamSearch | Sampling) -> tuple[str, ...]:
     if not isinstance(search, BeamSearch):
         return ()
 
-    rules = ("penalty", "ends_within", "diversity_groups")
+    rules = ("penalty", "ends_within")
     has_other_rules = search.unfinished == "fallback" or any(
         getattr(search, name) != getattr(SEARCH, name) for name in rules
     )

@@ -47,11 +47,6 @@ class ImageTextLoss(NetworkLoss):
     @classmethod
     def of(cls, config: Config) -> "ImageTextLoss":
         training = config.training
-        if training.label_smoothing:
-            raise UserError(
-                f"training.label_smoothing is for classes: got {training.label_smoothing}; give "
-                "--config.training.label_smoothing=0.0"
-            )
         if training.gradient_accumulation > 1:
             raise UserError(
                 "training.gradient_accumulation must be 1 for pictures and texts, since each is "

@@ -38,6 +38,8 @@ def picture_section(config: Config) -> PictureArchitecture:
 class ImageLoss(NetworkLoss):
     """Sums the label-smoothed loss over pictures, which training changes at random."""
 
+    smooths_labels = True
+
     model: PictureArchitecture
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
 

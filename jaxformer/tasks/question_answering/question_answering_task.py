@@ -32,6 +32,8 @@ class SpanLoss(NetworkLoss):
     any batch.
     """
 
+    smooths_labels = True
+
     def __call__(
         self,
         params: PyTree,

@@ -27,16 +27,6 @@ from jaxformer.training.task import Randomness, Sums
 class SquaredError(NetworkLoss):
     """Sums the squared error over texts."""
 
-    @classmethod
-    def of(cls, config: Config) -> "SquaredError":
-        smoothing = config.training.label_smoothing
-        if smoothing:
-            raise UserError(
-                f"training.label_smoothing is for classes: got {smoothing}; give "
-                "--config.training.label_smoothing=0.0"
-            )
-        return super().of(config)
-
     def __call__(
         self,
         params: PyTree,

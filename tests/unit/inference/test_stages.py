@@ -69,3 +69,12 @@ def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences)
                 needed.add(shape)
 
         assert needed == known  # No shape is missing, and none is superfluous.
+
+
+@pytest.mark.parametrize(("beam_size", "rows"), [(1, 2), (2, 1), (3, 1), (4, 1)])
+def test_a_lone_sentence_has_the_fewest_rows_of_two_hypotheses(beam_size, rows):
+    """XLA's kernels for CPUs take no matmul of one row."""
+    settings = BeamSearch(beam_size=beam_size)
+    ((numbers, shape),) = plan_batches([7], 1024, settings)
+    assert numbers == [0]
+    assert shape.rows == rows

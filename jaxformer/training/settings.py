@@ -202,6 +202,12 @@ class TrainingConfig(FitConfig):
                 local_path(model)  # refuses other URLs
 
         # Combinations of fields.
+        is_weighted = self.attention_weight != TrainingConfig.attention_weight
+        if self.teacher is None and is_weighted:
+            raise UserError(
+                f"training.attention_weight={self.attention_weight} needs training.teacher, the "
+                "model whose attention maps are learned"
+            )
         if self.teacher is not None and self.consistency:
             raise UserError(
                 "training.consistency has two passes over a batch, and training.teacher one: got "
@@ -219,11 +225,13 @@ class TrainingConfig(FitConfig):
         self._check_lora()
 
     def _check_lora(self) -> None:
-        if self.lora is None and self.lora_matrices is not None:
-            raise UserError(
-                "training.lora_matrices needs low-rank adapters: give their rank, such as "
-                "--config.training.lora=8"
-            )
+        if self.lora is None:
+            for name in ("lora_matrices", "lora_alpha"):
+                if getattr(self, name) != getattr(TrainingConfig, name):
+                    raise UserError(
+                        f"training.{name} needs low-rank adapters: give their rank, such as "
+                        "--config.training.lora=8"
+                    )
         if self.lora is not None and self.freeze is not None:
             raise UserError(
                 f"training.freeze={self.freeze} needs training.lora to be left out, with which all "

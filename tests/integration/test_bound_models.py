@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -158,13 +159,14 @@ def test_parameters_that_take_the_place_of_others_are_used(models):
 def test_two_models_at_once_and_copies_have_programs_of_their_own(models):
     section = models[0].config
     other = models_of(Transformer, section, scale=0.5)
-    both = [models, other, copy.copy(models), copy.deepcopy(other)]
-    expected = [translate_plainly(each) for each in both]
+    unpickled = pickle.loads(pickle.dumps(models))
+    all_models = [models, other, copy.copy(models), copy.deepcopy(other), unpickled]
+    expected = [translate_plainly(each) for each in all_models]
     for _ in range(3):
-        assert [translate(each) for each in both] == expected
+        assert [translate(each) for each in all_models] == expected
 
-    programs = [id(bound_models._bound[each].programs) for each in both]
-    assert len(set(programs)) == len(both)
+    programs = [id(bound_models._bound[each].programs) for each in all_models]
+    assert len(set(programs)) == len(all_models)
 
 
 def test_other_programs_refuse_constant_matrices(models):

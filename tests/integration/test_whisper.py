@@ -153,7 +153,7 @@ def test_searches_equal_transformers(name, beam_size, task, output):
 def test_detected_languages_equal_transformers():
     own: Any = transcriber("whisper")
     expected = own.tokenizer.our_ids[imported("whisper").outputs["languages"]].tolist()
-    found = own.detect_languages_of(list(features_of("whisper")))
+    found = own._detect_languages([(features,) for features in features_of("whisper")])
     assert [own.tokenizer.spoken[code] for code in found] == expected
     assert len(set(expected)) > 1
 

@@ -250,10 +250,6 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
             return [tokenizer.prompt(code, task, timed=timed) for code in detected]
         return [tokenizer.prompt(language, task, timed=timed) for _ in arrays]
 
-    def detect_languages_of(self, features: Sequence[Float32[np.ndarray, "F M"]]) -> list[str]:
-        """Works as :meth:`detect_languages` does, given the features of the first windows."""
-        return self._detect_languages([(row,) for row in features])
-
     def _detect_languages(self, arrays: Sequence[tuple[np.ndarray, ...]]) -> list[str]:
         """Works as :meth:`detect_languages` does, given what the encoder reads of first windows.
 

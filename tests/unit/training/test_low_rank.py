@@ -222,6 +222,16 @@ def of_config(**training):
             "--config.training.lora=8",
         ),
         (
+            of_config(lora_alpha=8.0),
+            "training.lora_alpha needs low-rank adapters: give their rank, such as "
+            "--config.training.lora=8",
+        ),
+        (
+            of_config(attention_weight=2.0),
+            "training.attention_weight=2.0 needs training.teacher, the model whose attention maps "
+            "are learned",
+        ),
+        (
             of_config(lora=2, freeze="encoder"),
             "training.freeze=encoder needs training.lora to be left out, with which all but "
             "adapters and heads are frozen; choose adapters with training.lora_matrices",

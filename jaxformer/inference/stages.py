@@ -275,7 +275,7 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
 
     >>> from jaxformer.search import BeamSearch
     >>> [shape[:2] for shape in all_shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
-    [(1, 16), (1, 32), (4, 16), (4, 32)]
+    [(1, 16), (1, 32), (2, 16), (2, 32), (4, 16), (4, 32)]
     """
     # All calls with more than the largest of _FEW_ROWS use the same shapes.
     counts = [count for count in _FEW_ROWS if count < sentences]

@@ -32,6 +32,7 @@ pytest.importorskip("tokenizers")
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "whisper"
 LIMIT = 16
+BOS = 2
 EOS = 1
 
 
@@ -90,7 +91,7 @@ def test_rules_equal_transformers():
             "prefix": np.zeros((70, 0), np.int32),
             "sentence_ids": np.arange(70, dtype=np.int32),
         }
-        context = SearchContext(**state, eos_id=EOS, pad_id=0)
+        context = SearchContext(**state, bos_id=BOS, eos_id=EOS, pad_id=0)
         possible = np.isfinite(rules(logits, context))[:, 0, ours]
         found[lengths == length] = possible[lengths == length]
     np.testing.assert_array_equal(found, allowed)

@@ -28,8 +28,9 @@ _ANY = re.compile(
 )
 # Values of ``early_stopping`` in transformers, by our ``early_stop``.
 EARLY_STOPPING = {"likely": False, "full": True, "proven": "never", "never": "never"}
-# Fields of a search that both express or have a rule for. The model card refuses constraints.
-_SEARCH = {
+# Fields of a search that all other systems express or have a rule for. The model card refuses
+# constraints.
+SEARCH_FIELDS = {
     "beam_size",
     "constraints",
     "early_stop",
@@ -112,7 +113,7 @@ def check_search(config: Config, system: str) -> BeamSearch:
     """Returns the search of a config; fields that another system lacks must have defaults."""
     search = required_beam_search(config, system)
 
-    known = set(_SEARCH)
+    known = set(SEARCH_FIELDS)
     most = search.max_length
     if most is not None and most <= search.max_extra_length:
         known.add("max_extra_length")  # It never limits a translation.

@@ -143,7 +143,9 @@ def search_of_generate(
     most = _length(settings, "max")
     if most is not None:
         # No other limit, such as one that depends on the source.
-        fields["max_length"] = fields["max_extra_length"] = min(most, longest)
+        limit = min(most, longest)
+        fields["max_length"] = limit
+        fields["max_extra_length"] = limit
 
     try:
         return dataclasses.replace(default, **fields)

@@ -43,7 +43,10 @@ def test_the_rest_works_without_its_guests(tmp_path):
     for guest in GUESTS:
         path = tmp_path / "jaxformer" / guest
         assert path.exists(), guest
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
     def run(*command, text=""):
         return subprocess.run(

@@ -5,7 +5,7 @@ from typing import Any
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import EARLY_STOPPING, check_search_fields
+from jaxformer.interop.formats import EARLY_STOPPING, SEARCH_FIELDS, check_search_fields
 from jaxformer.interop.huggingface.foreign_layout import Layout
 from jaxformer.kinds.captioning import CAPTIONING
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
@@ -15,27 +15,16 @@ from jaxformer.search import BeamSearch, Sampling
 
 # Special tokens that our language models never generate.
 _NEVER_GENERATED = ("pad", "bos", "unk")
-# Fields of a search that ``generate`` has, has a rule of its own for, or gets at each call. The
-# model card refuses constraints.
-_SEARCH = {
-    "beam_size",
-    "constraints",
-    "early_stop",
-    "ends_within",
-    "length_penalty",
+# Fields of a search that ``generate`` has, has a rule of its own for, or gets at each call.
+_SEARCH = SEARCH_FIELDS | {
     "max_extra_length",
-    "max_length",
-    "min_length",
     "min_p",
-    "no_repeat_ngram",
     "num_samples",
-    "penalty",
     "seed",
     "temperature",
     "top_k",
     "top_p",
     "typical_p",
-    "unfinished",
 }
 
 

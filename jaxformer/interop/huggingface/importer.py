@@ -335,7 +335,7 @@ def _read_search(
         return SEARCH, []
 
     settings = settings_of_generate(config)
-    if not layout.has_decoder:  # A language model has the same search in every file.
+    if not layout.has_decoder:  # Language models, for instance, have our search whatever is set.
         return SEARCH, unused_settings(settings, read=[], is_searched=False)
 
     eos = tokenizer.special["eos"]

@@ -31,6 +31,7 @@ FINE_TUNE = Config(
         init_from="pretrained",
         steps=200,
         warmup_steps=1,
+        eval_on_start=True,
         learning_rate=1e-3,
         optimizer="muon",
         schedule="linear",

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
@@ -228,9 +229,10 @@ def known_sources() -> dict[str, PairSource]:
 class Corpus(Protocol):
     """Sentence pairs in named splits, such as training and validation.
 
-    A corpus may have two more methods, for messages. ``place(split, number, side)`` returns where
+    A corpus may have three more methods, for messages. ``place(split, number, side)`` returns where
     the source (side 0) or the target (side 1) of a pair is, such as ``"train.en:17"``; pairs are
-    numbered from 0. ``notes(split)`` returns a list of lines for the log.
+    numbered from 0. ``notes(split)`` returns a list of lines for the log. ``origins(split)`` yields
+    the name of the corpus of each pair, for a split of several corpora.
 
     Attributes:
       target_symbols: True if targets are not text but space-separated symbols, such as the brackets
@@ -352,6 +354,11 @@ class VerifiedCorpus:
                 notes += notes_of(each)
 
         return notes
+
+    def origins(self, split: str) -> Iterator[str]:
+        """Yields the name of the corpus of each pair of a split; by default, of the split."""
+        origins_of = getattr(self._corpus, "origins", itertools.repeat)
+        return origins_of(split)
 
     def repetitions(self, split: str, numbers: np.ndarray) -> np.ndarray | None:
         """Returns how often each of the numbered pairs is used per epoch; None: once."""

@@ -164,6 +164,10 @@ class HeldOutCorpus:
 
         return [f"validation pairs: {split} of the training text, by the hash of the source"]
 
+    def origins(self, split: str) -> Iterator[str]:
+        for name, _, _ in self._number_pairs(split):
+            yield name
+
     def _names(self, split: str) -> list[str]:
         if split == self._valid:
             return self._train

@@ -227,10 +227,7 @@ def _draw(
     curves: Mapping[_Line, _Curve],
     styles: Mapping[_Line, dict[str, Any]],
 ) -> None:
-    # Names of metrics that we do not know may be anything.
-    own_title = figure.replace_missing_glyphs(name)[:40]
-    title = _TITLES.get(name, own_title)
-    axes.set_title(title, parse_math=False)
+    axes.set_title(_title_of(name), parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -247,14 +244,29 @@ def _draw(
     _format_values(axes, name, list(curves.values()))
 
 
+def _without_corpus(name: str) -> str:
+    """Returns the metric of a score of one corpus, such as "bleu" for "bleu/my/train"."""
+    metric, _, _ = name.partition("/")
+    return metric
+
+
+def _title_of(name: str) -> str:
+    metric = _without_corpus(name)
+    if metric in _TITLES:
+        name = name.replace(metric, _TITLES[metric], 1)
+    # Names that we do not know may be anything.
+    return figure.replace_missing_glyphs(name)[:40]
+
+
 def _name_best(axes: Axes, name: str, curves: Mapping[_Line, _Curve]) -> None:
     """Writes the best value of the validations of a run beside the title."""
-    if name not in (*_LOSSES, *_SCORES):
+    metric = _without_corpus(name)
+    if metric not in (*_LOSSES, *_SCORES):
         return
     for line, curve in curves.items():
         if line.kind == "valid":
             values = curve.values()
-            best = min(values) if name in _LOSSES else max(values)
+            best = min(values) if metric in _LOSSES else max(values)
             axes.set_title(f"best {best:.4g}", loc="right", color=_COLORS["valid"])
 
 
@@ -264,7 +276,7 @@ def _format_values(
     curves: Sequence[_Curve],
 ) -> None:
     """Sets limits, scale and labels of the vertical axis."""
-    if name in (*_SCORES, "learning_rate", "tokens_per_second"):
+    if _without_corpus(name) in (*_SCORES, "learning_rate", "tokens_per_second"):
         axes.set_ylim(bottom=0)
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")

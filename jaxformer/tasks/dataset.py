@@ -1,14 +1,17 @@
 """The data of a run on a corpus: its tokenizer, token stores and batch plans."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Collection
+import itertools
+import math
+from collections.abc import Collection, Iterable
 
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.bpe import cached_tokenizer, suitable_vocabulary
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, parse_mixture
-from jaxformer.data.held_out import open_splits
+from jaxformer.data.held_out import open_splits, parse_share
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import UNK, Tokenizer, Vocabulary
@@ -35,6 +38,7 @@ class Dataset:
     valid: TokenStore
     valid_plan: BatchPlan  # with each pair once
     valid_text: list[tuple[str, str]]  # the first validation pairs, for BLEU
+    valid_origins: list[str]  # of each of them, its corpus in a mixture
     teacher: Teacher | None  # the model of training.teacher
 
 
@@ -86,6 +90,11 @@ def open_dataset(
         cache=cache,
     )
 
+    valid_text: list[tuple[str, str]] = []
+    valid_origins: list[str] = []
+    if decodes:
+        valid_text, valid_origins = _pairs_to_decode(config, corpus, tokenizer)
+
     repetitions = corpus.repetitions(data.train, train.numbers)
     plan = make_plan(train, data, config.training.seed, repetitions=repetitions)
     valid_plan = sequential_plan(
@@ -101,7 +110,8 @@ def open_dataset(
         plan=plan,
         valid=valid,
         valid_plan=valid_plan,
-        valid_text=_pairs_to_decode(config, corpus, tokenizer) if decodes else [],
+        valid_text=valid_text,
+        valid_origins=valid_origins,
         teacher=teacher,
     )
 
@@ -244,17 +254,30 @@ def _symbols_error(tokenizer: Vocabulary, corpus: VerifiedCorpus) -> UserError:
 
 def _pairs_to_decode(
     config: Config,
-    corpus: Corpus,
+    corpus: VerifiedCorpus,
     tokenizer: Vocabulary,
-) -> list[tuple[str, str]]:
-    """Returns the first validation pairs whose source is short enough for the model."""
-    max_length = config.model.max_length
-    valid = data_section(config, DataConfig).valid
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Returns the first validation pairs whose source is short enough, and the corpus of each.
 
-    chosen = []
-    for pair in corpus.pairs(valid):
-        if len(chosen) == config.training.eval_sentences:
+    There are as many of each corpus of a mixture, or all if it has fewer.
+    """
+    max_length = config.model.max_length
+    data = data_section(config, DataConfig)
+    origins: Iterable[str] = itertools.repeat(data.valid)
+    corpora = 1
+    if parse_share(data.valid) is not None:
+        origins = corpus.origins(data.valid)
+        corpora = max(1, len(parse_mixture(data.train)))
+    most_of_each = math.ceil(config.training.eval_sentences / corpora)
+
+    pairs = []
+    chosen_origins = []
+    counts = collections.Counter[str]()
+    for pair, origin in zip(corpus.pairs(data.valid), origins, strict=False):
+        if counts[origin] == most_of_each:
             continue  # Reads the rest to detect changes.
         if len(tokenizer.encode(pair[0])) < max_length:
-            chosen.append(pair)
-    return chosen
+            pairs.append(pair)
+            chosen_origins.append(origin)
+            counts[origin] += 1
+    return pairs, chosen_origins

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from jaxformer.config import Config, DataConfig, check_kind, data_section
 from jaxformer.data.bpe import estimate_tokens
 from jaxformer.data.corpus import UNKNOWN_LANGUAGE, parse_mixture
-from jaxformer.data.held_out import open_splits
+from jaxformer.data.held_out import open_splits, parse_share
 from jaxformer.errors import UserError
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.tasks.choices import Choices
@@ -90,6 +90,10 @@ def _fit_to_text(config: Config, given: Collection[str]) -> Config:
             raise UserError(f"{name}: expected sentence pairs, got none")
         own_pairs = own_pairs or len(texts) // 2
         tokens += weight * _count_tokens(texts, config) / 2
+
+    is_shared = parse_share(data.valid) is not None
+    if is_shared:
+        next(corpus.pairs(data.valid), None)  # Refuses a text that is too small for this share.
 
     own, *_ = weights
     choices = Choices(config, given)

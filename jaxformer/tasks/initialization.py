@@ -143,14 +143,15 @@ def make_start_from(
     run: Workdir,
 ) -> StartFrom | None:
     """Returns ``start_from`` of :func:`~jaxformer.fit` for ``training.init_from``, or None."""
-    if config.training.init_from is None:
+    name = config.training.init_from
+    if name is None:
         return None
-    folder = Workdir(model_path(config.training.init_from))
+    folder = Workdir(model_path(name))
 
     def start_from(fresh: PyTree) -> PyTree:
         source = TrainedModel.load(folder.path, dequantized=True)
         processes.check_agreement({"checkpoint in training.init_from": source.weights})
-        _check_same(folder, run, params_sha256(source.params))
+        _check_same(name, run, params_sha256(source.params))
 
         saved = jax.device_get(source.params)
         ids = np.zeros((2, 0), np.int64)
@@ -188,7 +189,7 @@ def _heads_of_other_targets(ours: Vocabulary, theirs: Vocabulary) -> list[str]:
     return heads
 
 
-def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
+def _check_same(name: str, run: Workdir, digest: str) -> None:
     """Records the hash of a new run's initial parameters, or compares it with the recorded hash.
 
     A run that is killed before its first checkpoint starts again.
@@ -205,7 +206,7 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
         recorded = read_workdir_object(record).get("sha256")
     if recorded != digest:
         raise UserError(
-            f"training.init_from={folder.path}: expected the parameters that the run began with, "
+            f"training.init_from={name}: expected the parameters that the run began with, "
             "but it has others now; bring them back, or begin again in another --workdir"
         )
 
@@ -237,7 +238,7 @@ def check_initialization(config: Config) -> None:
         return
 
     source = read_initial_config(config)
-    with prefix_errors(f"training.init_from={model_path(name)}"):
+    with prefix_errors(f"training.init_from={name}"):
         network = config.kind.network_of(config.model)
         other_network = source.kind.network_of(source.model)
         extends = network.extends is other_network

@@ -1,7 +1,9 @@
 """Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
 
+import collections
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
@@ -134,7 +136,12 @@ class Translation(CorpusTask):
 
         scorer = cast(BLEU, sacrebleu(self._section.target_language).scorer)
         tokenizer = scorer.tokenizer.signature()
-        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._subset_note()}"}
+        text = f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._subset_note()}"
+        formats = {"bleu": text}
+        for corpus, count in self._decoded_corpora().items():
+            name = corpus.replace("{", "{{").replace("}", "}}")
+            formats[f"bleu/{corpus}"] = f"{{:.2f}} of {count:,} from {name}"
+        return formats
 
     def _subset_note(self) -> str:
         """Describes the decoded validation sentences, unless all are decoded."""
@@ -142,7 +149,13 @@ class Translation(CorpusTask):
         every = len(self._data.valid)
         if decoded >= every:
             return ""
-        return f" of the first {decoded:,} of {every:,} sentences"
+        first = "" if self._decoded_corpora() else "the first "
+        return f" of {first}{decoded:,} of {every:,} sentences"
+
+    def _decoded_corpora(self) -> dict[str, int]:
+        """Returns the decoded sentences of each corpus of a mixture; none if there is only one."""
+        counts = collections.Counter(self._data.valid_origins)
+        return dict(counts) if len(counts) > 1 else {}
 
     def flops(self, batch: Batch) -> int:
         rows, src_length = batch.src.shape
@@ -210,8 +223,22 @@ class Translation(CorpusTask):
         return translator.translate(sources, name="validation", report=report)
 
     def score(self, translations: Sequence[str]) -> dict[str, float]:
-        """Returns BLEU of the validation sentences; for numerals, exact matches in %."""
-        references = [reference for _, reference in self._data.valid_text]
+        """Returns the scores of the validation sentences, and of each corpus of a mixture."""
+        pairs = self._data.valid_text
+        values = self.score_pairs(translations, pairs)
+
+        origins = self._data.valid_origins
+        for corpus in self._decoded_corpora():
+            is_own = [origin == corpus for origin in origins]
+            own = list(itertools.compress(translations, is_own))
+            own_pairs = list(itertools.compress(pairs, is_own))
+            for name, value in self.score_pairs(own, own_pairs).items():
+                values[f"{name}/{corpus}"] = value
+        return values
+
+    def score_pairs(self, translations: Sequence[str], pairs: Pairs) -> dict[str, float]:
+        """Returns BLEU of the translations of pairs; for numerals, exact matches in %."""
+        references = [reference for _, reference in pairs]
         if self._section.corpus == "numerals":  # a number is one word, without 4-grams for BLEU
             return {"exact_match": percentage_equal(translations, references)}
 

@@ -49,9 +49,11 @@ from jaxformer.waits import announce
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MAX_SKIPPED_IN_ROW = 10
-# Keys in the metadata of a checkpoint: the unfinished report, and the history of validations.
+# Keys in the metadata of a checkpoint: the unfinished report, the history of validations, and the
+# validation before the first step.
 _WINDOW = "since_last_report"
 _VALIDATIONS = "best_and_validations_since"
+_INITIAL = "validation_on_start"
 
 # Shapes of the arrays of a batch.
 Shape = tuple[tuple[int, ...], ...]
@@ -209,6 +211,7 @@ class Run:
                 # A resumed validation may be the last one.
                 done = self._describe_finished(loop.validation, start)
                 if done:
+                    loop.log_change()
                     reporter.log(done)
                     return state
                 return loop.take_steps(state, start)
@@ -296,6 +299,7 @@ class Run:
             reporter=reporter,
             stop=stop,
             history=saved.get(_VALIDATIONS, ()),
+            initial=saved.get(_INITIAL),
         )
 
         return _Loop(
@@ -445,10 +449,19 @@ class _Loop:
         if not self.validation.resume(params, start):
             self.stop.end_run(start)
 
+    def log_change(self) -> None:
+        """Compares the last validation with the one before the first step, if there are both."""
+        change = self.validation.describe_change()
+        if change:
+            self.reporter.log(change)
+
     def take_steps(self, state: TrainState, step: int) -> TrainState:
         """Takes the steps after ``step``, and returns the final state."""
         settings = self.run.settings
         is_stopped = False
+        if step == 0 and settings.eval_on_start:
+            self._validate_on_start(state)
+
         batches = self.stop.until_stopped(self._batches(step))
         timed_batches = self.window.time_batches(batches)
         profile_folder = self.run.folder.profile
@@ -565,6 +578,8 @@ class _Loop:
                 _WINDOW: dataclasses.asdict(self.window.totals()),
                 _VALIDATIONS: self.validation.history,
             }
+            if self.validation.initial is not None:
+                metadata[_INITIAL] = self.validation.initial
             if state.loss_scale is not None:
                 metadata[LOSS_SCALE] = state.loss_scale.to_json()
 
@@ -579,6 +594,13 @@ class _Loop:
             params = evaluate_at(state, self.evaluated).params
             return self.validation.run(step, params)
 
+    def _validate_on_start(self, state: TrainState) -> None:
+        """Validates the parameters that the run begins with."""
+        with self.window.pause_clock("validation"):
+            has_finished = self.validation.run_on_start(state.params)
+        if not has_finished:
+            self.stop.end_run(0)
+
     def _end(self, step: int, state: TrainState, *, is_stopped: bool) -> None:
         """Completes the last save; logs or raises the reason for an early end."""
         if self.saved < step:
@@ -587,6 +609,8 @@ class _Loop:
         with self.time_use.measure("checkpoints"), saving:
             self.checkpoints.wait()
         self.reporter.report_time(step, self.time_use)
+        if not is_stopped:
+            self.log_change()
 
         reason = self.validation.out_of_patience()
         if reason:

@@ -24,6 +24,8 @@ class FitConfig:
       seed: Seed of the parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations; a multiple of checkpoint_every.
+      eval_on_start: Whether a new run is also validated before its first step. Its last validation
+        is then compared with the first one.
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is also
         kept.
@@ -49,6 +51,7 @@ class FitConfig:
     seed: int = setting(0, "own")
     log_every: int = setting(100, "positive", may_change=True)
     eval_every: int = setting(1500, "positive", may_change=True)
+    eval_on_start: bool = setting(False, may_change=True)
     checkpoint_every: int = setting(1500, "positive", may_change=True)
     keep_checkpoints: int = setting(5, "positive", may_change=True)
     best_metric: str | None = None

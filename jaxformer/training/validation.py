@@ -123,6 +123,9 @@ class Validation:
     stop: StopSignals
     # The best score, higher is better, and the number of validations after it, if there is one.
     history: Sequence[float]
+    # The values before the first step, if they were computed, and of the last validation.
+    initial: dict[str, float] | None = None
+    newest: dict[str, float] | None = None
     has_compiled: bool = False
 
     def is_due(self, step: int) -> bool:
@@ -131,8 +134,41 @@ class Validation:
 
     def run(self, step: int, params: PyTree) -> bool:
         """Validates and scores a checkpoint; returns False if stopped, to run again later."""
+        values = self._measure(step, params)
+        if values is None:
+            return False
+        if values:
+            self._report(step, values)
+        return True
+
+    def run_on_start(self, params: PyTree) -> bool:
+        """Validates what a run begins with, which has no checkpoint; returns False if stopped."""
+        values = self._measure(0, params)
+        if values is None:
+            return False
+        if values:
+            self.reporter.write(0, "valid", self._best_first(values))
+            self.initial = values
+        return True
+
+    def describe_change(self) -> str:
+        """Returns a table of the first and the last validation, or "" if one of them is missing."""
+        if self.initial is None or self.newest is None:
+            return ""
+
+        names = list(self._best_first(self.newest))
+        width = max(map(len, names))
+        lines = [f"{'validation':{width}}  {'before':>9}  {'after':>9}"]
+        for name in names:
+            before = self.initial.get(name, math.nan)
+            after = self.newest[name]
+            lines.append(f"{name:{width}}  {before:9.4g}  {after:9.4g}")
+        return "\n".join(lines)
+
+    def _measure(self, step: int, params: PyTree) -> dict[str, float] | None:
+        """Returns the values of a validation, or None if it was stopped; says that it runs."""
         work = contextlib.nullcontext()
-        if self.history:
+        if self.history or self.has_compiled:
             work = announce(f"validating step {step}")
         elif type(self.task).evaluate is not Task.evaluate:
             self.reporter.log(f"validating step {step}; the first time takes longer, to compile")
@@ -143,27 +179,27 @@ class Validation:
         if not self.has_compiled:
             self.reporter.exclude_compilation(time.monotonic() - began)
             self.has_compiled = True
-
-        if values is None:
-            return False
-        if values:
-            self._report(step, values)
-        return True
+        return values
 
     def _report(self, step: int, values: dict[str, float]) -> None:
         """Reports the values of a validation and scores its checkpoint."""
         # Wait first, since a process killed while waiting must not report this validation twice.
         self.checkpoints.wait()
-        name, mode = self.best
-        best_first = sorted(values.items(), key=lambda item: item[0] != name)
-        self.reporter.write(step, "valid", dict(best_first))
+        self.reporter.write(step, "valid", self._best_first(values))
+        self.newest = values
 
+        name, mode = self.best
         if name in values:
             score = values[name]
             if mode == "min":
                 score = -score
             self.checkpoints.attach_score(step, score)
             self._record_score(score)
+
+    def _best_first(self, values: dict[str, float]) -> dict[str, float]:
+        """Returns the values, beginning with the one that selects the best checkpoint."""
+        name, _ = self.best
+        return dict(sorted(values.items(), key=lambda item: item[0] != name))
 
     def _evaluate(self, step: int, params: PyTree) -> dict[str, float] | None:
         """Returns the values of a validation, or None if it was stopped.

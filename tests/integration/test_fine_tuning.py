@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import sacrebleu
 
 from jaxformer import (
     Translator,
@@ -17,8 +18,10 @@ from jaxformer import (
     score_pairs,
     train,
 )
-from jaxformer.config import read_config
+from jaxformer.cli import main
+from jaxformer.config import DataConfig, read_config
 from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.held_out import open_splits
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.experiment import make_task
@@ -388,3 +391,44 @@ def test_mistakes_are_named_before_anything_is_written(
     with pytest.raises(UserError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.ci
+def test_the_command_ends_with_bleu_before_and_after_on_pairs_of_both_texts(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "mine": [(f"I have {n} red books.", f"Ich habe {n} rote Bücher.") for n in range(60)],
+        "old": [(f"He is {n} years old.", f"Er ist {n} Jahre alt.") for n in range(60)],
+    }
+    for name, pairs in texts.items():
+        write_pairs(tmp_path / name, pairs)
+
+    fields = (
+        "data.train=mine:2,old:1",
+        "data.valid=20%",
+        "data.tokens_per_batch=256",
+        "training.steps=2",
+        "training.eval_every=2",
+        "training.checkpoint_every=2",
+    )
+    command = ["train", "fine_tune", "--workdir", "run"]
+    assert main([*command, *(f"--config.{field}" for field in fields)]) == 0
+    _, _, table = capsys.readouterr().err.rpartition("\nvalidation  ")
+
+    scores = {}
+    for line in table.splitlines():
+        name, *values = line.split()
+        scores[name] = values
+
+    for name in texts:
+        splits = open_splits(DataConfig(corpus="text", train=name, valid="20%"))
+        sources, references = zip(*splits.pairs("20%"), strict=True)
+        expected = []
+        for workdir in ("pretrained", "run"):
+            translations = Translator.load(workdir).translate(sources)
+            bleu = sacrebleu.corpus_bleu(translations, [references])
+            expected.append(f"{bleu.score:.4g}")
+
+        assert scores[f"bleu/{name}"] == expected

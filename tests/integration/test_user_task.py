@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import signal
 import time
 from typing import Any, NamedTuple
 from unittest import mock
@@ -308,6 +309,57 @@ def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, uninterrupt
     # The step after which the hook failed is saved.
     assert max(steps_in(tmp_path)) == 8
     assert_equal(run(tmp_path), uninterrupted.state)
+
+
+def test_a_run_is_compared_with_what_it_began_with(tmp_path, uninterrupted, capsys):
+    def kill(step, state, sums):
+        if step == 7:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path, eval_on_start=True, hooks=[kill])
+    state = run(tmp_path, eval_on_start=True)
+    assert_equal(state, uninterrupted.state)
+    assert steps_in(tmp_path) == [4, 8, 12]
+
+    first, *others = runs.reports(tmp_path, "valid")
+    assert others == runs.reports(uninterrupted.folder, "valid")
+
+    # The parameters that the run began with.
+    task = Bigrams()
+    kept = []
+    fit(
+        task,
+        OPTIMIZER,
+        tmp_path / "fresh",
+        FitConfig(steps=1),
+        mesh=one_device(),
+        start_from=lambda fresh: kept.append(fresh) or fresh,
+    )
+    with jax.set_mesh(one_device()):
+        sums = [loss(kept[0], task.batch(10**6 + n), None) for n in range(2)]
+    expected = sum(each["loss"] for each in sums) / sum(each["count"] for each in sums)
+    assert first["step"] == 0
+    assert first["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+    last = others[-1]
+    log = capsys.readouterr().err
+    assert f"loss        {first['loss']:9.4g}  {last['loss']:9.4g}\n" in log
+
+
+def test_a_stop_before_the_first_step_saves_nothing(tmp_path, uninterrupted):
+    class Stopped(Bigrams):
+        def evaluate(self, params, mesh, check_stop):
+            signal.raise_signal(signal.SIGTERM)
+            check_stop()
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM: no step was taken"):
+        run(tmp_path, Stopped(), eval_on_start=True)
+    assert steps_in(tmp_path) == []
+    assert runs.reports(tmp_path) == []
+
+    assert_equal(run(tmp_path, eval_on_start=True), uninterrupted.state)
+    assert [report["step"] for report in runs.reports(tmp_path, "valid")] == [0, 4, 8, 12]
 
 
 def test_a_failed_save_during_a_validation_ends_the_run(tmp_path, monkeypatch):

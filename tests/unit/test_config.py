@@ -87,6 +87,7 @@ UNUSUAL = Config.from_dict(
             "adam_dtype": "bfloat16",
             "log_every": 1,
             "eval_every": 4,
+            "eval_on_start": True,
             "ema_decay": 0.9,
             "consistency": 5.0,
             "eval_sentences": 0,

@@ -55,8 +55,8 @@ class Parsing(Translation):
         parses = parser.parse(words, tags=tags, name="validation", report=report)
         return list(map(str, parses))
 
-    def score(self, translations: Sequence[str]) -> dict[str, float]:
-        references = list(map(str, _trees(self._data.valid_text)))
+    def score_pairs(self, translations: Sequence[str], pairs: Pairs) -> dict[str, float]:
+        references = list(map(str, _trees(pairs)))
         evaluation = evalb.score(references, translations, evalb.COLLINS)
         return {
             "f1": evaluation.all.f1,

@@ -60,6 +60,12 @@ def test_a_mixture_is_held_out_from_every_corpus(tmp_path, monkeypatch):
     assert not set(valid) & set(train)
     assert len(train) + len(valid) == 409
 
+    origins = list(corpus.origins("20%"))
+    own = list(opened(tmp_path, train="a").pairs("20%"))
+    other = list(opened(tmp_path, train="b").pairs("20%"))
+    assert valid == own + other
+    assert origins == len(own) * ["a"] + len(other) * ["b"]
+
 
 SHARES = {
     "5%": 0.05,

@@ -80,6 +80,13 @@ def test_each_panel_shows_its_values(draw):
     panels = draw(train(1), valid(2, nats_per_character=1.5, exact_match=98.4))
     assert list(panels) == [LOSS, PERPLEXITY, NATS, EXACT, RATE, SPEED]
 
+    mixture = {"bleu": 10, "bleu/my/text": 30}
+    panels = draw(train(1), valid(1, **mixture), valid(2, **mixture))
+    assert list(panels) == [LOSS, PERPLEXITY, BLEU, "sacreBLEU/my/text", RATE, SPEED]
+    for name in (BLEU, "sacreBLEU/my/text"):
+        assert panels[name].get_ylim()[0] == 0
+    assert panels["sacreBLEU/my/text"].get_title(loc="right") == "best 30"
+
 
 def test_every_value_of_a_task_is_drawn_in_the_order_of_its_validations(draw):
     """Whatever its scale, sign and name; the legend is outside of all panels."""

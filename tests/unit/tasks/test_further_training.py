@@ -15,6 +15,7 @@ from jaxformer.config import (
     read_config,
     save_config,
 )
+from jaxformer.data.held_out import open_splits
 from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -22,6 +23,7 @@ from jaxformer.experiment import check_experiment
 from jaxformer.models.gpt2 import GPT2Config
 from jaxformer.models.t5 import T5Config
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.dataset import open_dataset
 
 from ...runs import write_pairs
 
@@ -76,6 +78,21 @@ def test_the_first_corpus_of_a_mixture_comes_ten_times():
     assert mixed == pytest.approx(2 * alone, rel=0.1)
 
 
+def test_half_of_the_decoded_sentences_are_from_each_of_two_corpora(tmp_path):
+    words = ("data.train=mine:5,old:1", "data.valid=20%", "training.eval_sentences=101")
+    data = open_dataset(configured(*words), Workdir(tmp_path / "run"))
+    assert data.valid_origins == 51 * ["mine"] + 51 * ["old"]
+
+    corpus = open_splits(configured("data.train=old", "data.valid=20%").data)
+    held_out = list(corpus.pairs("20%"))
+    assert data.valid_text[51:] == held_out[:51]
+
+    # A validation text of its own is one corpus.
+    data = open_dataset(configured("training.eval_sentences=4"), Workdir(tmp_path / "run"))
+    assert data.valid_text == PAIRS[:4]
+    assert set(data.valid_origins) == {"valid"}
+
+
 def test_languages_and_lengths_are_the_models(tmp_path):
     workdir = Workdir(tmp_path / "model")
     workdir.path.mkdir()
@@ -109,10 +126,12 @@ def test_a_model_of_another_class_is_taken_and_its_fields_are_known(tmp_path):
         (("data.train=none",), r"none\.en: no such file"),
         (("training.init_from=gone",), r"training\.init_from=gone: expected a workdir, or 'pret"),
         (("data.train=empty",), "empty: expected sentence pairs, got none"),
+        (("data.train=few", "data.valid=1%"), r"none of the 3 training pairs are in this share"),
     ],
 )
 def test_what_is_missing_is_said(words, message, tmp_path):
     write_pairs(tmp_path / "empty", [])
+    write_pairs(tmp_path / "few", PAIRS[:3])
     given = words or ("data.train=",)
     with pytest.raises(UserError, match=message):
         configured(*given)

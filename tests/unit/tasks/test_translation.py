@@ -23,7 +23,7 @@ REFERENCES = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们�
 TRANSLATIONS = ["我喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
 
 
-def make_task(task_class, valid=2, **data):
+def make_task(task_class, valid=2, origins=(), **data):
     config = Config()
     section = dataclasses.replace(config.data, **data)
     config = dataclasses.replace(config, data=section)
@@ -31,6 +31,7 @@ def make_task(task_class, valid=2, **data):
     dataset = mock.create_autospec(Dataset, instance=True)
     dataset.tokenizer = mock.Mock(source_end=EOS)
     dataset.valid_text = [("source", reference) for reference in REFERENCES]
+    dataset.valid_origins = origins
     dataset.valid = range(valid)
     return task_class(config, dataset)
 
@@ -103,6 +104,27 @@ def test_numerals_are_scored_by_exact_match_alone():
     assert task.score(TRANSLATIONS) == {"exact_match": 50.0}
 
 
+def test_each_corpus_of_a_mixture_has_a_score():
+    task = make_task(Translation, target_language="zh", origins=["old", "new{s}"])
+    scores = task.score(TRANSLATIONS)
+    assert list(scores) == ["bleu", "bleu/old", "bleu/new{s}"]
+
+    expected = [
+        BLEU(trg_lang="zh").corpus_score([ours], [[reference]]).score
+        for ours, reference in zip(TRANSLATIONS, REFERENCES, strict=True)
+    ]
+    assert [scores["bleu/old"], scores["bleu/new{s}"]] == pytest.approx(expected)
+    assert expected[0] < scores["bleu"] < expected[1]
+    assert task.log_formats["bleu/new{s}"].format(5.0) == "5.00 of 1 from new{s}"
+
+    numerals = make_task(Translation, corpus="numerals", origins=["old", "new"])
+    assert numerals.score(TRANSLATIONS) == {
+        "exact_match": 50.0,
+        "exact_match/old": 0.0,
+        "exact_match/new": 100.0,
+    }
+
+
 SACREBLEU = "sacreBLEU 31.40 (cased, 13a tokenizer)"
 
 
@@ -116,6 +138,12 @@ SACREBLEU = "sacreBLEU 31.40 (cased, 13a tokenizer)"
             {"valid": 3000},
             {"bleu": 31.4},
             f"{SACREBLEU} of the first 2 of 3,000 sentences",
+        ),
+        (
+            Translation,
+            {"valid": 3000, "origins": ["old", "new"]},
+            {"bleu": 31.4, "bleu/old": 2.0, "bleu/new": 3.0},
+            f"{SACREBLEU} of 2 of 3,000 sentences  2.00 of 1 from old  3.00 of 1 from new",
         ),
         (
             Parsing,

@@ -228,7 +228,7 @@ class Validation:
         except _ValidationStoppedError:
             stopped = True
         except Exception as error:
-            has_succeeded_before = bool(self.history)
+            has_succeeded_before = bool(self.history) or self.initial is not None
             if not has_succeeded_before or jax.process_count() > 1 or save_failures:
                 raise
             self.reporter.report_failure(step, error)

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxformer.config import Config
 from jaxformer.runs import processes
 from jaxformer.waits import log_stream
+
+Number = TypeVar("Number", int, float)
 
 
 class Choices:
@@ -25,7 +27,7 @@ class Choices:
             "training": {},
         }
 
-    def choose_value(self, name: str, value: int, reason: str) -> int:
+    def choose_value(self, name: str, value: Number, reason: str) -> Number:
         """Returns the value of a field: the given one, or the chosen one."""
         section_name, _, field = name.partition(".")
         if name in self._given:

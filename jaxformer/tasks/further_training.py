@@ -1,4 +1,4 @@
-"""Further training of a model on more pairs: layers from the model, steps from the text."""
+"""Further training of a model on more pairs: layers from the model, lengths from the text."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -11,9 +11,14 @@ from jaxformer.errors import UserError
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.tasks.choices import Choices
 from jaxformer.tasks.initialization import named_tokenizer, read_initial_config
-from jaxformer.tasks.small_corpus import choose_steps
+from jaxformer.tasks.small_corpus import choose_batch, choose_steps
 
 _EPOCHS = 10
+_LARGEST_BATCH = 4096  # tokens per side
+# Peak learning rates, the best of those in docs/fine_tuning.md.
+_RATE_ALONE = 1e-3
+_RATE_IN_MIXTURE = 2e-3
+_RATE_OF_ADAPTERS = 1e-2
 # Lines that are tokenized to estimate the tokens of a text.
 _MEASURED_LINES = 20_000
 
@@ -21,9 +26,10 @@ _MEASURED_LINES = 20_000
 def fit_to_model(config: Config, given: Collection[str] = ()) -> Config:
     """Returns a config that trains the model of ``training.init_from`` further, and logs it.
 
-    The model section and the languages are the model's. The steps follow from the training text:
-    ten epochs of it, or of the first corpus of a mixture, which the others accompany. The fields
-    that are ``given``, such as "training.steps", keep their values.
+    The model section and the languages are the model's. The batch and the steps follow from the
+    training text: ten epochs of it, or of the first corpus of a mixture, which the others
+    accompany. The learning rate is higher for a mixture, and for low-rank adapters. The fields that
+    are ``given``, such as "training.steps", keep their values.
 
     Raises:
       UserError: There is no such model, it does not translate, or there is no text.
@@ -77,7 +83,7 @@ def _take_languages(config: Config, source: Config, given: Collection[str]) -> C
 
 
 def _fit_to_text(config: Config, given: Collection[str]) -> Config:
-    """Returns the config with steps, a warm-up and reports that suit its text."""
+    """Returns the config with batches, steps, a rate and reports that suit its text."""
     data = data_section(config, DataConfig)
     corpus = open_splits(data)
     weights = parse_mixture(data.train) or {data.train: 1}
@@ -97,9 +103,22 @@ def _fit_to_text(config: Config, given: Collection[str]) -> Config:
 
     own, *_ = weights
     choices = Choices(config, given)
-    batches = tokens / data.tokens_per_batch
+    batches = choose_batch(choices, data, tokens, largest=_LARGEST_BATCH)
     choose_steps(choices, batches, epochs=_EPOCHS / weights[own])
+    _choose_rate(choices, config, is_mixture=len(weights) > 1)
     return choices.apply(f"{own}: {own_pairs:,} training pairs; hence")
+
+
+def _choose_rate(choices: Choices, config: Config, *, is_mixture: bool) -> None:
+    rate = _RATE_ALONE
+    reason = "for one text; a higher one forgets more"
+    if is_mixture:
+        rate = _RATE_IN_MIXTURE
+        reason = "for a mixture, whose other texts are not forgotten"
+    if config.training.lora:
+        rate = _RATE_OF_ADAPTERS
+        reason = "for low-rank adapters"
+    choices.choose_value("training.learning_rate", rate, reason)
 
 
 def _count_tokens(texts: Sequence[str], config: Config) -> float:

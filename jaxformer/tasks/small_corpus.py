@@ -36,7 +36,7 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
 
     choices = Choices(config, given)
     tokens = _choose_vocabulary(choices, config, texts, characters)
-    batches = _choose_batch(choices, data, tokens)
+    batches = choose_batch(choices, data, tokens, largest=_LARGEST_BATCH)
     choose_steps(choices, batches, epochs=_EPOCHS)
 
     size = f"{len(texts) // 2:,} training pairs, {characters:,} characters"
@@ -69,15 +69,16 @@ def _choose_vocabulary(
     return tokens / 2
 
 
-def _choose_batch(
+def choose_batch(
     choices: Choices,
     data: DataConfig,
     tokens: float,
+    largest: int,
 ) -> float:
-    """Chooses the size of batches; returns the number of batches in an epoch."""
+    """Chooses the size of batches by the tokens of an epoch; returns the number of batches."""
     size = 2 ** round(math.log2(tokens / _BATCHES_PER_EPOCH))
     size = max(size, data.max_length, _SMALLEST_BATCH)
-    size = min(size, _LARGEST_BATCH)
+    size = min(size, largest)
 
     batches = tokens / size
     reason = f"about {batches:.0f} batches an epoch, of {tokens:,.0f} tokens per side"

@@ -56,8 +56,8 @@ def test_layers_are_the_models_and_steps_are_ten_epochs(tmp_path, capsys):
     assert f"training.steps={config.training.steps}: 10 epochs" in log
 
     # The tokens of an epoch hardly depend on the batch.
-    smaller = configured("data.tokens_per_batch=1024")
-    assert smaller.training.steps == pytest.approx(2 * config.training.steps, rel=0.02)
+    larger = configured(f"data.tokens_per_batch={4 * config.data.tokens_per_batch}")
+    assert config.training.steps == pytest.approx(4 * larger.training.steps, rel=0.05)
     assert configured("training.steps=77").training.steps == 77
 
 
@@ -76,6 +76,23 @@ def test_the_first_corpus_of_a_mixture_comes_ten_times():
     mixed = configured("data.train=mine:5,old:10", "data.tokens_per_batch=512").training.steps
     # Two epochs of a mixture, each with five times the first and about as much of the second.
     assert mixed == pytest.approx(2 * alone, rel=0.1)
+
+
+def test_batch_and_rate_follow_from_the_text(tmp_path, capsys):
+    alone = configured()
+    assert alone.data.tokens_per_batch == 1024
+    assert alone.training.learning_rate == 1e-3
+
+    write_pairs(tmp_path / "long", 12 * PAIRS)
+    mixture = ("data.train=mine:2,long:1",)
+    assert configured(*mixture).data.tokens_per_batch == 4096
+    assert configured(*mixture).training.learning_rate == 2e-3
+    assert "training.learning_rate=0.002: for a mixture" in capsys.readouterr().err
+
+    assert configured(*mixture, "training.lora=8").training.learning_rate == 1e-2
+    given = configured(*mixture, "training.learning_rate=3e-4", "data.tokens_per_batch=512")
+    assert given.training.learning_rate == 3e-4
+    assert given.data.tokens_per_batch == 512
 
 
 def test_half_of_the_decoded_sentences_are_from_each_of_two_corpora(tmp_path):

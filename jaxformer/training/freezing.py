@@ -182,12 +182,12 @@ def _frozen_layers(name: str, frozen: Sequence[slice], count: int) -> Bool[np.nd
     is_frozen = np.zeros(count, bool)
     for layers in frozen:
         start = layers.start or 0
-        stop = layers.stop or count
+        stop = count if layers.stop is None else layers.stop
         has_no_layer = is_frozen[layers].size == 0
         if has_no_layer or stop > count:
             raise UserError(
                 f"training.freeze: expected layers from 0 to {count - 1}, as {name} has: got "
-                f"{start} to {stop - 1}"
+                f"[{start}:{stop}]"
             )
         is_frozen[layers] = True
 

@@ -259,7 +259,7 @@ def parse_mixture(split: str) -> dict[str, int]:
     >>> parse_mixture("news:1,captions:3"), parse_mixture("news")
     ({'news': 1, 'captions': 3}, {})
     """
-    names = split.split(",")
+    names = [name.strip() for name in split.split(",")]
     matches = [_WEIGHTED.fullmatch(name) for name in names]
     found = [match for match in matches if match]
     if len(names) == 1 or not found:

@@ -275,9 +275,20 @@ def _missing_error(path: pathlib.Path) -> UserError:
         hint = hint or "name another"
     elif not hint:
         what = f"no such file, nor one with {', '.join(COMPRESSED)}"
-        hint = _similar_name(path)
+        hint = _ending_hint(path) or _similar_name(path)
 
     return UserError(f"{path}: {what}; {hint}")
+
+
+def _ending_hint(path: pathlib.Path) -> str:
+    """Returns a hint if this is the name of a file and the ending of a language, else ""."""
+    given = path.with_suffix("")
+    if path.suffix in COMPRESSED or not given.suffix or not given.is_file():
+        return ""
+    return (
+        f"{given} is a file: leave out {given.suffix}, or name its format, such as "
+        "--config.data.corpus=csv"
+    )
 
 
 def _similar_name(path: pathlib.Path) -> str:

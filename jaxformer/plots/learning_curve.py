@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from jaxformer.errors import UserError
 from jaxformer.files import read_whole
@@ -230,6 +230,7 @@ def _draw(
     axes.set_title(_title_of(name), parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
     for which, curve in curves.items():
@@ -278,6 +279,8 @@ def _format_values(
     """Sets limits, scale and labels of the vertical axis."""
     if _without_corpus(name) in (*_SCORES, "learning_rate", "tokens_per_second"):
         axes.set_ylim(bottom=0)
+        _, top = axes.get_ylim()
+        axes.set_ylim(top=1.04 * top)  # Its margin was for a shorter axis.
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     if name == "tokens_per_second":

@@ -82,6 +82,7 @@ class Reporter:
         self.log = terminal.log
         self.advance = terminal.advance
         self.exclude_compilation = terminal.exclude_compilation
+        self.compare = terminal.compare
 
         self._metrics: MetricsFile | None = None
         self._writers: list[Writer] = []

@@ -103,8 +103,10 @@ class StopSignals:
     def end_run(self, step: int) -> NoReturn:
         """Ends a run whose state is saved, on all processes."""
         name = self.received[0].name if self.received else "SIGTERM"
-        saved = f"step {step} is saved" if step else "no step was taken"
-        raise StoppedError(f"{name}: {saved}; the same command resumes there")
+        saved = "no step was taken; the same command starts again"
+        if step:
+            saved = f"step {step} is saved; the same command resumes there"
+        raise StoppedError(f"{name}: {saved}")
 
     @contextlib.contextmanager
     def raise_at_once(self) -> Iterator[None]:

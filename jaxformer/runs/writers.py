@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import string
 import sys
 import time
 from collections.abc import Mapping
@@ -119,6 +120,23 @@ class Terminal:
             elif self._formats[name] != "":
                 parts.append(self._formats[name].format(value))
         return parts
+
+    def compare(self, before: Values, after: Values) -> None:
+        """Prints a table of the values of two validations, named as in their lines."""
+        names = {name: self._describe(name) for name in after if self._formats.get(name) != ""}
+        title = "validation"
+        width = max(map(len, (title, *names.values())))
+        lines = [f"{title:{width}}  {'before':>9}  {'after':>9}"]
+        for name, text in names.items():
+            old = before.get(name, math.nan)
+            lines.append(f"{text:{width}}  {old:9.4g}  {after[name]:9.4g}")
+        self.log("\n".join(lines))
+
+    def _describe(self, name: str) -> str:
+        """Returns the format of a value without the value, such as "ppl"."""
+        parts = string.Formatter().parse(self._formats.get(name, name))
+        text = "".join(literal for literal, *_ in parts)
+        return " ".join(text.split())
 
     def _seconds_left(self, step: int, seconds_per_step: float) -> float:
         """Assumes steps as since the last report, and the mean of validations and checkpoints."""

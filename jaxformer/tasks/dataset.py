@@ -264,11 +264,11 @@ def _pairs_to_decode(
     max_length = config.model.max_length
     data = data_section(config, DataConfig)
     origins: Iterable[str] = itertools.repeat(data.valid)
-    corpora = 1
+    corpora = {data.valid: 1}
     if parse_share(data.valid) is not None:
         origins = corpus.origins(data.valid)
-        corpora = max(1, len(parse_mixture(data.train)))
-    most_of_each = math.ceil(config.training.eval_sentences / corpora)
+        corpora = parse_mixture(data.train) or {data.train: 1}
+    most_of_each = math.ceil(config.training.eval_sentences / len(corpora))
 
     pairs = []
     chosen_origins = []
@@ -280,4 +280,9 @@ def _pairs_to_decode(
             pairs.append(pair)
             chosen_origins.append(origin)
             counts[origin] += 1
+
+    for name in corpora:
+        if most_of_each and not counts[name] and processes.is_primary():
+            text = f"note: {name} has no pair in data.valid={data.valid}, and so no score"
+            print(text, file=log_stream())
     return pairs, chosen_origins

@@ -9,9 +9,11 @@ from jaxformer.data.corpus import UNKNOWN_LANGUAGE, parse_mixture
 from jaxformer.data.held_out import open_splits, parse_share
 from jaxformer.errors import UserError
 from jaxformer.kinds.translation import TRANSLATION
+from jaxformer.runs import processes
 from jaxformer.tasks.choices import Choices
 from jaxformer.tasks.initialization import named_tokenizer, read_initial_config
 from jaxformer.tasks.small_corpus import choose_batch, choose_steps
+from jaxformer.waits import log_stream
 
 _EPOCHS = 10
 _LARGEST_BATCH = 4096  # tokens per side
@@ -77,8 +79,12 @@ def _take_languages(config: Config, source: Config, given: Collection[str]) -> C
 
     languages = {}
     for name in ("source_language", "target_language"):
+        known = getattr(source.data, name)
         if f"data.{name}" not in given:
-            languages[name] = getattr(source.data, name)
+            languages[name] = known
+        elif getattr(config.data, name) != known and processes.is_primary():
+            text = f"note: data.{name}={getattr(config.data, name)}, but the model has learned"
+            print(f"{text} {known} there", file=log_stream())
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **languages))
 
 

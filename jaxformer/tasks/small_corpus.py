@@ -90,7 +90,9 @@ def choose_steps(choices: Choices, batches: float, epochs: float) -> None:
     """Chooses the steps for a number of batches in an epoch, the warm-up and the reports."""
     steps = math.ceil(epochs * batches)
     steps = max(_FEWEST_STEPS, min(steps, _MOST_STEPS))
-    steps = choices.choose_value("training.steps", steps, f"{steps / batches:.0f} epochs")
+    rounded = f"{steps / batches:.0f}"
+    reason = "1 epoch" if rounded == "1" else f"{rounded} epochs"
+    steps = choices.choose_value("training.steps", steps, reason)
 
     warmup = max(1, round(_WARMUP * steps))
     choices.choose_value("training.warmup_steps", warmup, f"{_WARMUP:.0%} of the steps")

@@ -17,7 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 from jaxformer.config import Config
 from jaxformer.data.batch import Batch, isolate_pair
 from jaxformer.data.batch import make_batch as make_pair_batch
-from jaxformer.data.corpus import Corpus
+from jaxformer.data.corpus import Corpus, parse_mixture
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.kinds.translation import TRANSLATION
@@ -140,7 +140,8 @@ class Translation(CorpusTask):
         formats = {"bleu": text}
         for corpus, count in self._decoded_corpora().items():
             name = corpus.replace("{", "{{").replace("}", "}}")
-            formats[f"bleu/{corpus}"] = f"{{:.2f}} of {count:,} from {name}"
+            sentences = "sentence" if count == 1 else "sentences"
+            formats[f"bleu/{corpus}"] = f"{name} {{:.2f}} ({count:,} {sentences})"
         return formats
 
     def _subset_note(self) -> str:
@@ -153,9 +154,10 @@ class Translation(CorpusTask):
         return f" of {first}{decoded:,} of {every:,} sentences"
 
     def _decoded_corpora(self) -> dict[str, int]:
-        """Returns the decoded sentences of each corpus of a mixture; none if there is only one."""
+        """Returns the numbers of decoded sentences of the corpora of a mixture."""
+        names = parse_mixture(self._section.train)
         counts = collections.Counter(self._data.valid_origins)
-        return dict(counts) if len(counts) > 1 else {}
+        return {name: count for name, count in counts.items() if name in names}
 
     def flops(self, batch: Batch) -> int:
         rows, src_length = batch.src.shape

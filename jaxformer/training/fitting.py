@@ -211,7 +211,7 @@ class Run:
                 # A resumed validation may be the last one.
                 done = self._describe_finished(loop.validation, start)
                 if done:
-                    loop.log_change()
+                    loop.validation.report_change()
                     reporter.log(done)
                     return state
                 return loop.take_steps(state, start)
@@ -449,12 +449,6 @@ class _Loop:
         if not self.validation.resume(params, start):
             self.stop.end_run(start)
 
-    def log_change(self) -> None:
-        """Compares the last validation with the one before the first step, if there are both."""
-        change = self.validation.describe_change()
-        if change:
-            self.reporter.log(change)
-
     def take_steps(self, state: TrainState, step: int) -> TrainState:
         """Takes the steps after ``step``, and returns the final state."""
         settings = self.run.settings
@@ -609,14 +603,13 @@ class _Loop:
         with self.time_use.measure("checkpoints"), saving:
             self.checkpoints.wait()
         self.reporter.report_time(step, self.time_use)
-        if not is_stopped:
-            self.log_change()
 
         reason = self.validation.out_of_patience()
         if reason:
             self.reporter.log(f"stopped early at step {step}: {reason}")
         elif is_stopped or step < self.run.settings.steps:
             self.stop.end_run(step)
+        self.validation.report_change()
 
 
 def _shape_of(batch: PyTree) -> Shape:

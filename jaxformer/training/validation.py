@@ -151,19 +151,10 @@ class Validation:
             self.initial = values
         return True
 
-    def describe_change(self) -> str:
-        """Returns a table of the first and the last validation, or "" if one of them is missing."""
-        if self.initial is None or self.newest is None:
-            return ""
-
-        names = list(self._best_first(self.newest))
-        width = max(map(len, names))
-        lines = [f"{'validation':{width}}  {'before':>9}  {'after':>9}"]
-        for name in names:
-            before = self.initial.get(name, math.nan)
-            after = self.newest[name]
-            lines.append(f"{name:{width}}  {before:9.4g}  {after:9.4g}")
-        return "\n".join(lines)
+    def report_change(self) -> None:
+        """Prints the first and the last validation, if there are both."""
+        if self.initial is not None and self.newest is not None:
+            self.reporter.compare(self.initial, self._best_first(self.newest))
 
     def _measure(self, step: int, params: PyTree) -> dict[str, float] | None:
         """Returns the values of a validation, or None if it was stopped; says that it runs."""
@@ -264,7 +255,8 @@ class Validation:
             return ""
         _, since = self.history
         if 0 < self.settings.patience <= since:
-            return f"no better {self.best[0]} in the last {since} validations"
+            validations = "validation" if since == 1 else f"{since} validations"
+            return f"no better {self.best[0]} in the last {validations}"
         return ""
 
     def resume(self, params: PyTree, start: int) -> bool:

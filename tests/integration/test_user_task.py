@@ -350,7 +350,9 @@ def test_a_run_is_compared_with_what_it_began_with(tmp_path, uninterrupted, caps
 
     last = others[-1]
     log = capsys.readouterr().err
-    assert f"loss        {first['loss']:9.4g}  {last['loss']:9.4g}\n" in log
+    _, _, table = log.partition("validation     before      after\n")
+    assert table.startswith(f"loss        {first['loss']:9.4g}  {last['loss']:9.4g}\nppl  ")
+    assert log.count("after\n") == 1
 
 
 def test_a_stop_before_the_first_step_saves_nothing(tmp_path, uninterrupted):

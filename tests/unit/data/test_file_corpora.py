@@ -143,6 +143,16 @@ def test_what_is_no_file_is_refused(make, message, prefix):
         TextCorpus("en", "de").fingerprint(prefix)
 
 
+def test_a_file_in_place_of_a_prefix_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("train.en").touch()
+    hint = (
+        r"train\.en\.en: no such file, .*; train\.en is a file: leave out \.en, or name its format"
+    )
+    with pytest.raises(UserError, match=hint):
+        TextCorpus("en", "de").fingerprint("train.en")
+
+
 def test_a_compressed_line_of_100_megabytes_takes_little_memory(tmp_path):
     path = tmp_path / "text.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_batch_and_rate_follow_from_the_text(tmp_path, capsys):
     assert given.data.tokens_per_batch == 512
 
 
-def test_half_of_the_decoded_sentences_are_from_each_of_two_corpora(tmp_path):
+def test_half_of_the_decoded_sentences_are_from_each_of_two_corpora(tmp_path, capsys):
     words = ("data.train=mine:5,old:1", "data.valid=20%", "training.eval_sentences=101")
     data = open_dataset(configured(*words), Workdir(tmp_path / "run"))
     assert data.valid_origins == 51 * ["mine"] + 51 * ["old"]
@@ -104,13 +105,21 @@ def test_half_of_the_decoded_sentences_are_from_each_of_two_corpora(tmp_path):
     held_out = list(corpus.pairs("20%"))
     assert data.valid_text[51:] == held_out[:51]
 
+    # A corpus that is too small for the share is named.
+    capsys.readouterr()
+    write_pairs(tmp_path / "few", PAIRS[:3])
+    words = ("data.train=few:5, old:1", "data.valid=1%")
+    data = open_dataset(configured(*words), Workdir(tmp_path / "run"))
+    assert set(data.valid_origins) == {"old"}
+    assert "note: few has no pair in data.valid=1%, and so no score" in capsys.readouterr().err
+
     # A validation text of its own is one corpus.
     data = open_dataset(configured("training.eval_sentences=4"), Workdir(tmp_path / "run"))
     assert data.valid_text == PAIRS[:4]
     assert set(data.valid_origins) == {"valid"}
 
 
-def test_languages_and_lengths_are_the_models(tmp_path):
+def test_languages_and_lengths_are_the_models(tmp_path, capsys):
     workdir = Workdir(tmp_path / "model")
     workdir.path.mkdir()
     data = DataConfig(source_language="de", target_language="en", max_length=20)
@@ -121,6 +130,13 @@ def test_languages_and_lengths_are_the_models(tmp_path):
     config = configured(*words)
     assert config.data.languages == ("de", "en")
     assert config.data.max_length == 20
+    assert "note" not in capsys.readouterr().err
+
+    shutil.copy("mine.de", "mine.fr")
+    given = configured(*words, "data.target_language=fr", "data.valid=5%")
+    assert given.data.languages == ("de", "fr")
+    note = "note: data.target_language=fr, but the model has learned en there"
+    assert note in capsys.readouterr().err
     assert config.model == dataclasses.replace(model, compute_dtype="bfloat16")
 
 

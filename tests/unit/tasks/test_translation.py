@@ -105,7 +105,9 @@ def test_numerals_are_scored_by_exact_match_alone():
 
 
 def test_each_corpus_of_a_mixture_has_a_score():
-    task = make_task(Translation, target_language="zh", origins=["old", "new{s}"])
+    task = make_task(
+        Translation, target_language="zh", train="old:1,new{s}:2", origins=["old", "new{s}"]
+    )
     scores = task.score(TRANSLATIONS)
     assert list(scores) == ["bleu", "bleu/old", "bleu/new{s}"]
 
@@ -115,9 +117,11 @@ def test_each_corpus_of_a_mixture_has_a_score():
     ]
     assert [scores["bleu/old"], scores["bleu/new{s}"]] == pytest.approx(expected)
     assert expected[0] < scores["bleu"] < expected[1]
-    assert task.log_formats["bleu/new{s}"].format(5.0) == "5.00 of 1 from new{s}"
+    assert task.log_formats["bleu/new{s}"].format(5.0) == "new{s} 5.00 (1 sentence)"
 
-    numerals = make_task(Translation, corpus="numerals", origins=["old", "new"])
+    numerals = make_task(
+        Translation, corpus="numerals", train="old:1,new:2", origins=["old", "new"]
+    )
     assert numerals.score(TRANSLATIONS) == {
         "exact_match": 50.0,
         "exact_match/old": 0.0,
@@ -141,9 +145,9 @@ SACREBLEU = "sacreBLEU 31.40 (cased, 13a tokenizer)"
         ),
         (
             Translation,
-            {"valid": 3000, "origins": ["old", "new"]},
+            {"valid": 3000, "train": "old:1,new:2", "origins": ["old", "new"]},
             {"bleu": 31.4, "bleu/old": 2.0, "bleu/new": 3.0},
-            f"{SACREBLEU} of 2 of 3,000 sentences  2.00 of 1 from old  3.00 of 1 from new",
+            f"{SACREBLEU} of 2 of 3,000 sentences  old 2.00 (1 sentence)  new 3.00 (1 sentence)",
         ),
         (
             Parsing,

@@ -1,4 +1,4 @@
-"""Further training of a model on more pairs: layers from the model, lengths from the text."""
+"""Further training of a model on more pairs: layers from the model, the rest from the text."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from jaxformer.waits import log_stream
 
 _EPOCHS = 10
 _LARGEST_BATCH = 4096  # tokens per side
-# Peak learning rates, the best of those in docs/fine_tuning.md.
+# Peak learning rates; docs/fine_tuning.md has scores of these and others.
 _RATE_ALONE = 1e-3
 _RATE_IN_MIXTURE = 2e-3
 _RATE_OF_ADAPTERS = 1e-2
@@ -120,7 +120,7 @@ def _choose_rate(choices: Choices, config: Config, *, is_mixture: bool) -> None:
     reason = "for one text; a higher one forgets more"
     if is_mixture:
         rate = _RATE_IN_MIXTURE
-        reason = "for a mixture, whose other texts are not forgotten"
+        reason = "for a mixture, which forgets less"
     if config.training.lora:
         rate = _RATE_OF_ADAPTERS
         reason = "for low-rank adapters"

@@ -230,7 +230,7 @@ def _draw(
     axes.set_title(_title_of(name), parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
     for which, curve in curves.items():

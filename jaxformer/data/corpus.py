@@ -356,7 +356,7 @@ class VerifiedCorpus:
         return notes
 
     def origins(self, split: str) -> Iterator[str]:
-        """Yields the name of the corpus of each pair of a split; by default, of the split."""
+        """Yields the corpus of each pair of a split; by default the split itself, without end."""
         origins_of = getattr(self._corpus, "origins", itertools.repeat)
         return origins_of(split)
 

@@ -4,9 +4,8 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.bpe import cached_tokenizer, suitable_vocabulary
@@ -263,16 +262,15 @@ def _pairs_to_decode(
     """
     max_length = config.model.max_length
     data = data_section(config, DataConfig)
-    origins: Iterable[str] = itertools.repeat(data.valid)
-    corpora = {data.valid: 1}
+    corpora = [data.valid]
     if parse_share(data.valid) is not None:
-        origins = corpus.origins(data.valid)
-        corpora = parse_mixture(data.train) or {data.train: 1}
+        corpora = [*parse_mixture(data.train)] or [data.train]
     most_of_each = math.ceil(config.training.eval_sentences / len(corpora))
 
     pairs = []
     chosen_origins = []
     counts = collections.Counter[str]()
+    origins = corpus.origins(data.valid)
     for pair, origin in zip(corpus.pairs(data.valid), origins, strict=False):
         if counts[origin] == most_of_each:
             continue  # Reads the rest to detect changes.

@@ -79,12 +79,13 @@ def _take_languages(config: Config, source: Config, given: Collection[str]) -> C
 
     languages = {}
     for name in ("source_language", "target_language"):
+        own = getattr(config.data, name)
         known = getattr(source.data, name)
         if f"data.{name}" not in given:
             languages[name] = known
-        elif getattr(config.data, name) != known and processes.is_primary():
-            text = f"note: data.{name}={getattr(config.data, name)}, but the model has learned"
-            print(f"{text} {known} there", file=log_stream())
+        elif own != known and processes.is_primary():
+            text = f"note: data.{name}={own}, but the model has learned {known} there"
+            print(text, file=log_stream())
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **languages))
 
 
